@@ -1,0 +1,44 @@
+//! Metric names, in one place. Units are suffixes; labels are bounded (never a key, a session or an argument).
+
+/// Requests by `surface` (`mcp`, `v1`, `ops`) and `status`.
+pub const HTTP_REQUESTS: &str = "obol_http_requests_total";
+/// Seconds until the head of an answer, by `surface`.
+pub const HTTP_SECONDS: &str = "obol_http_request_duration_seconds";
+/// MCP requests by `method` (known ones; others are `other`) and `outcome`.
+pub const MCP_REQUESTS: &str = "obol_mcp_requests_total";
+/// Live upstream MCP sessions by `transport`.
+pub const MCP_UPSTREAM_SESSIONS: &str = "obol_mcp_upstream_sessions";
+/// Exchanges with upstream MCP servers by `outcome`.
+pub const MCP_UPSTREAM_CALLS: &str = "obol_mcp_upstream_calls_total";
+/// Listings of connections that failed, so that a list was partial.
+pub const MCP_PARTIAL_LISTS: &str = "obol_mcp_partial_lists_total";
+/// Items of an upstream list that a client would have rejected and that were left out.
+pub const MCP_QUARANTINED: &str = "obol_mcp_quarantined_items_total";
+/// LLM attempts by `outcome`.
+pub const LLM_ATTEMPTS: &str = "obol_llm_attempts_total";
+/// Cedar evaluations that hit an error and were therefore denied.
+pub const AUTHZ_EVALUATION_ERRORS: &str = "obol_authz_evaluation_errors_total";
+/// Decisions by `action` and `decision`.
+pub const AUTHZ_DECISIONS: &str = "obol_authz_decisions_total";
+/// Sessions created, resumed and deleted, by `event`.
+pub const SESSION_EVENTS: &str = "obol_session_events_total";
+/// Redis commands that failed, by `reason` (`timeout`, `io`, `server`).
+pub const REDIS_ERRORS: &str = "obol_redis_errors_total";
+/// Reads of publications by `outcome` (`installed`, `unchanged`, `invalid`, `absent`, `unavailable`).
+pub const SNAPSHOT_READS: &str = "obol_snapshot_reads_total";
+/// Publications in memory.
+pub const SNAPSHOT_LOADED: &str = "obol_snapshot_loaded";
+/// The number of the revision served, by `workspace`.
+pub const SNAPSHOT_REVISION: &str = "obol_snapshot_revision";
+/// Invalidations received, by `type` (`malformed` too).
+pub const INVALIDATIONS: &str = "obol_invalidations_total";
+/// Usage events by `outcome`.
+pub const USAGE_EVENTS: &str = "obol_usage_events_total";
+/// Usage events that wait for the flusher.
+pub const USAGE_QUEUE: &str = "obol_usage_queue_events";
+/// Usage events that could not be written before the process ended. Alarm on any.
+pub const USAGE_LOST: &str = "obol_usage_lost_events_total";
+/// Tasks that run, by `class`.
+pub const TASKS: &str = "obol_tasks";
+/// Child processes of stdio connections that run.
+pub const WORKERS: &str = "obol_workers";
