@@ -1,0 +1,69 @@
+use async_trait::async_trait;
+use obol_model::snapshot::{Documents, PublicationKeys};
+use obol_model::{Invalidation, WorkspaceId};
+use obol_redis::{Redis, SubscriberEvent};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::{FeedEvent, InvalidationFeed, PublicationSource, SourceError, Stored};
+
+type Three = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// Publications in Redis, and the feed of `obol:invalidate`.
+#[derive(Debug, Clone)]
+pub struct RedisSource(Redis);
+
+impl RedisSource {
+    /// Reads through `redis`; the feed opens a connection of its own.
+    pub fn new(redis: Redis) -> Self {
+        Self(redis)
+    }
+}
+
+#[async_trait]
+impl PublicationSource for RedisSource {
+    async fn read(&self, workspace: &WorkspaceId) -> Result<Stored, SourceError> {
+        let keys = PublicationKeys::of(workspace);
+        let mut command = redis::cmd("MGET");
+        command.arg(&keys.workspace).arg(&keys.policy).arg(&keys.fingerprint);
+        let found: Three = self.0.query(&command).await.map_err(SourceError::new)?;
+        Ok(match found {
+            (Some(workspace), Some(policy), Some(fingerprint)) => {
+                Stored::Complete(Documents { workspace, policy, fingerprint })
+            }
+            (None, None, None) => Stored::Absent,
+            _ => Stored::Partial,
+        })
+    }
+
+    async fn list(&self, limit: usize) -> Result<Vec<WorkspaceId>, SourceError> {
+        let keys = self.0.scan(PublicationKeys::EVERY_POLICY, limit).await.map_err(SourceError::new)?;
+        let workspace = |key: &String| {
+            let workspace = PublicationKeys::workspace_of_policy(key);
+            if workspace.is_none() {
+                tracing::warn!("policy key with an invalid workspace id skipped");
+            }
+            workspace
+        };
+        Ok(keys.iter().filter_map(workspace).collect())
+    }
+}
+
+#[async_trait]
+impl InvalidationFeed for RedisSource {
+    async fn feed(&self, events: mpsc::Sender<FeedEvent>, shutdown: CancellationToken) {
+        let (sender, mut receiver) = mpsc::channel(events.max_capacity());
+        let forward = async {
+            while let Some(event) = receiver.recv().await {
+                let event = match event {
+                    SubscriberEvent::Subscribed => FeedEvent::Subscribed,
+                    SubscriberEvent::Message(bytes) => FeedEvent::Message(bytes),
+                };
+                if events.send(event).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::join!(self.0.subscribe(Invalidation::CHANNEL, sender, shutdown), forward);
+    }
+}
