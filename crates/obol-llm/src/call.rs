@@ -1,0 +1,295 @@
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use obol_model::{Kind, ProviderName};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::debug;
+
+use crate::dial;
+use crate::dialect::openai_error;
+use crate::error::LlmError;
+use crate::llm::{AnswerBody, Attempt, Credential, LlmOptions};
+use crate::request::ChatRequest;
+use crate::stream::{ChatStream, Cut, StreamLimits};
+use crate::usage::{Estimate, Reading, text_bytes, tokens_of};
+use crate::view::First;
+
+pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(crate) const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+const AGENT: HeaderValue = HeaderValue::from_static(concat!("obol/", env!("CARGO_PKG_VERSION")));
+
+/// How much of a refused answer is read, and for how long, so that its connection can be used again.
+const DISCARD_BYTES: usize = 64 * 1024;
+const DISCARD_TIME: Duration = Duration::from_millis(100);
+
+/// What a status means for the request.
+enum Judgement {
+    /// There may be an answer in the body.
+    Answer,
+    /// The caller has to see it: it would be the same everywhere, or is theirs to mend.
+    Refusal,
+    Failure(LlmError),
+}
+
+fn judge(status: StatusCode, provider: &ProviderName, retry_after: Option<Duration>) -> Judgement {
+    let provider = provider.clone();
+    match status.as_u16() {
+        200..=299 => Judgement::Answer,
+        // Our account: the caller's own key is fine, and a status that says otherwise would mislead (402 as well).
+        401..=403 => Judgement::Failure(LlmError::CredentialRefused { provider }),
+        408 => Judgement::Failure(LlmError::Timeout { provider }),
+        429 => Judgement::Failure(LlmError::RateLimited { provider, retry_after }),
+        400..=499 => Judgement::Refusal,
+        500.. => Judgement::Failure(LlmError::Failed { provider, status: status.as_u16() }),
+        _ => Judgement::Failure(LlmError::BadAnswer { provider, what: "a redirect" }),
+    }
+}
+
+/// One attempt.
+pub(crate) struct Call<'a> {
+    pub(crate) client: &'a reqwest::Client,
+    pub(crate) options: &'a LlmOptions,
+    pub(crate) request: &'a ChatRequest,
+    pub(crate) attempt: &'a Attempt<'a>,
+    /// Until when the answer has to begin.
+    pub(crate) first_byte: Instant,
+    /// Until when everything has to be over.
+    pub(crate) deadline: Instant,
+}
+
+impl Call<'_> {
+    pub(crate) async fn run(&self) -> Result<(StatusCode, AnswerBody), LlmError> {
+        let ask_for_usage =
+            self.request.is_stream() && self.attempt.target.stream_usage && !self.request.asks_for_usage();
+        let http = self.http_request(ask_for_usage)?;
+        let response = timeout_at(self.first_byte, self.client.execute(http))
+            .await
+            .map_err(|_| self.timeout())?
+            .map_err(|e| self.unreachable(e))?;
+        let status = response.status();
+        match judge(status, self.attempt.provider, retry_after(response.headers())) {
+            Judgement::Failure(failure) => {
+                discard(response).await;
+                Err(failure)
+            }
+            Judgement::Refusal => self.refusal(status, response).await,
+            Judgement::Answer => {
+                let encoding = response.headers().get(CONTENT_ENCODING);
+                if encoding.is_some_and(|encoding| encoding != "identity") {
+                    return Err(self.bad("a compressed answer, which it was asked not to"));
+                }
+                if self.request.is_stream() {
+                    self.stream(response, ask_for_usage).await
+                } else {
+                    self.full(status, response).await
+                }
+            }
+        }
+    }
+
+    /// Built from nothing: no header of a client can slip through (DESIGN §16).
+    fn http_request(&self, ask_for_usage: bool) -> Result<reqwest::Request, LlmError> {
+        let Attempt { provider, base_url, credential, target, allow_private } = self.attempt;
+        if dial::is_forbidden_literal(base_url, *allow_private) {
+            return Err(LlmError::AddressRefused { provider: (*provider).clone() });
+        }
+        let mut url = (*base_url).clone();
+        if let Ok(mut path) = url.path_segments_mut() {
+            path.pop_if_empty().push("chat").push("completions");
+        }
+        let mut http = reqwest::Request::new(Method::POST, url);
+        let headers = http.headers_mut();
+        if let Some(Credential { name, value }) = credential {
+            headers.insert(name, value.clone());
+        }
+        headers.insert(CONTENT_TYPE, JSON);
+        headers.insert(ACCEPT, if self.request.is_stream() { EVENT_STREAM } else { JSON });
+        headers.insert(ACCEPT_ENCODING, IDENTITY);
+        headers.insert(USER_AGENT, AGENT);
+        *http.body_mut() = Some(self.request.body_for(&target.model, ask_for_usage).into());
+        Ok(http)
+    }
+
+    async fn full(
+        &self,
+        status: StatusCode,
+        response: reqwest::Response,
+    ) -> Result<(StatusCode, AnswerBody), LlmError> {
+        /// The members that matter; all else is skipped.
+        #[derive(Deserialize)]
+        struct Completion<'a> {
+            #[serde(borrow, default)]
+            usage: Option<&'a RawValue>,
+            #[serde(borrow, default)]
+            choices: Option<&'a RawValue>,
+            #[serde(borrow, default)]
+            error: Option<&'a RawValue>,
+        }
+        let bytes = self.read(response).await?;
+        let Ok(completion) = serde_json::from_slice::<Completion<'_>>(&bytes) else {
+            return Err(self.bad("something else than a JSON object"));
+        };
+        if completion.error.is_some() && completion.choices.is_none() {
+            return self.error_inside(&bytes);
+        }
+        let reading = completion.usage.map(Reading::parse).unwrap_or_default();
+        let usage = reading.usage(true, || Estimate {
+            input: self.request.estimated_input(),
+            output: tokens_of(text_bytes(completion.choices.map_or("", RawValue::get).as_bytes())),
+        });
+        Ok((status, AnswerBody::Full { bytes, usage: Some(usage) }))
+    }
+
+    async fn stream(
+        &self,
+        response: reqwest::Response,
+        hide_usage: bool,
+    ) -> Result<(StatusCode, AnswerBody), LlmError> {
+        if !is_event_stream(response.headers()) {
+            return Err(self.bad("something else than an event stream"));
+        }
+        let limits = StreamLimits {
+            idle: self.options.idle_timeout,
+            deadline: self.deadline,
+            max_event: self.options.max_event_bytes,
+        };
+        let provider = self.attempt.provider.clone();
+        let mut stream =
+            ChatStream::new(provider, response, hide_usage, self.request.estimated_input(), limits);
+        match stream.first(self.first_byte).await {
+            Ok(First::Content) => Ok((StatusCode::OK, AnswerBody::Stream(Box::new(stream)))),
+            Ok(First::Error(data)) => self.error_inside(&data),
+            Ok(First::Done) | Err(Cut::End) => Err(self.bad("an empty stream")),
+            Err(Cut::Timeout) => Err(self.timeout()),
+            Err(Cut::Broken(source)) => Err(self.unreachable(source)),
+            Err(Cut::TooLarge) => Err(self.bad("an event that is too large")),
+        }
+    }
+
+    /// An error object inside a `200`: judged by the status that it names.
+    fn error_inside(&self, body: &Bytes) -> Result<(StatusCode, AnswerBody), LlmError> {
+        let status = named_status(body).unwrap_or(StatusCode::BAD_GATEWAY);
+        match judge(status, self.attempt.provider, None) {
+            Judgement::Refusal => Ok((status, AnswerBody::Full { bytes: body.clone(), usage: None })),
+            Judgement::Failure(failure) => Err(failure),
+            Judgement::Answer => Err(self.bad("an error with the status of a success")),
+        }
+    }
+
+    async fn refusal(
+        &self,
+        status: StatusCode,
+        response: reqwest::Response,
+    ) -> Result<(StatusCode, AnswerBody), LlmError> {
+        let bytes = self.read(response).await?;
+        let is_object = bytes.trim_ascii_start().starts_with(b"{")
+            && serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok();
+        if is_object {
+            return Ok((status, AnswerBody::Full { bytes, usage: None }));
+        }
+        if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+            // A web server's page, not an API's answer: the base URL is wrong, which the caller cannot mend.
+            return Err(self.bad("no API's answer; check its base URL"));
+        }
+        let message = format!("the provider refused the request with status {}", status.as_u16());
+        let bytes = openai_error(Kind::InvalidRequest, "upstream_refused", &message, None);
+        Ok((status, AnswerBody::Full { bytes, usage: None }))
+    }
+
+    /// All of a body, within its bound. A body that came in one piece is not copied.
+    async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, LlmError> {
+        let max = self.options.max_answer_bytes;
+        let mut whole = Bytes::new();
+        let mut pieces = BytesMut::new();
+        loop {
+            let chunk = timeout(self.options.idle_timeout, response.chunk())
+                .await
+                .map_err(|_| self.timeout())?
+                .map_err(|e| self.unreachable(e))?;
+            let Some(chunk) = chunk else { break };
+            if whole.len() + pieces.len() + chunk.len() > max {
+                return Err(self.bad("an answer that is too large"));
+            }
+            if whole.is_empty() && pieces.is_empty() {
+                whole = chunk;
+            } else {
+                pieces.extend_from_slice(&std::mem::take(&mut whole));
+                pieces.extend_from_slice(&chunk);
+            }
+        }
+        Ok(if pieces.is_empty() { whole } else { pieces.freeze() })
+    }
+
+    fn timeout(&self) -> LlmError {
+        LlmError::Timeout { provider: self.attempt.provider.clone() }
+    }
+
+    fn bad(&self, what: &'static str) -> LlmError {
+        LlmError::BadAnswer { provider: self.attempt.provider.clone(), what }
+    }
+
+    fn unreachable(&self, source: reqwest::Error) -> LlmError {
+        let provider = self.attempt.provider.clone();
+        if dial::is_refusal(&source) {
+            LlmError::AddressRefused { provider }
+        } else if source.is_timeout() {
+            LlmError::Timeout { provider }
+        } else {
+            // The URL may hold credentials.
+            LlmError::Unreachable { provider, source: source.without_url() }
+        }
+    }
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let essence = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().split(|b| *b == b';').next());
+    essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// Seconds only: the few providers that send a date send it for waits that are not passed on.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The status that an error object names, by number or by one of the usual words.
+fn named_status(body: &[u8]) -> Option<StatusCode> {
+    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let error = body.get("error")?;
+    let members = || ["code", "status", "type"].into_iter().filter_map(|name| error.get(name));
+    let number = members().find_map(|member| {
+        let number = member.as_u64().or_else(|| member.as_str()?.parse().ok())?;
+        StatusCode::from_u16(u16::try_from(number).ok()?).ok().filter(|s| s.as_u16() >= 400)
+    });
+    number.or_else(|| {
+        members().filter_map(serde_json::Value::as_str).find_map(|word| match word {
+            "rate_limit_exceeded" | "rate_limit_error" | "insufficient_quota" => {
+                Some(StatusCode::TOO_MANY_REQUESTS)
+            }
+            "invalid_api_key" | "authentication_error" | "permission_error" => Some(StatusCode::UNAUTHORIZED),
+            "invalid_request_error" | "context_length_exceeded" => Some(StatusCode::BAD_REQUEST),
+            _ => None,
+        })
+    })
+}
+
+/// Reads a small body to its end, so that the connection can be used again.
+async fn discard(mut response: reqwest::Response) {
+    let read = async {
+        let mut total = 0;
+        while let Ok(Some(chunk)) = response.chunk().await {
+            total += chunk.len();
+            if total > DISCARD_BYTES {
+                return;
+            }
+        }
+    };
+    if timeout(DISCARD_TIME, read).await.is_err() {
+        debug!("rest of a refused answer left unread");
+    }
+}

@@ -1,0 +1,477 @@
+use std::fmt;
+use std::ops::Range;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::error::LlmError;
+use crate::usage::estimate_input;
+
+/// A request for a chat completion: the body as it came, and where the few members stand that the gateway reads.
+///
+/// Everything else is the provider's business: unknown members, big numbers, escapes and whitespace reach it as they
+/// are.
+#[derive(Clone)]
+pub struct ChatRequest {
+    body: Bytes,
+    model: String,
+    model_at: Range<usize>,
+    stream: bool,
+    stream_options: StreamOptions,
+    messages_at: Range<usize>,
+}
+
+/// What the client says in `stream_options`, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum StreamOptions {
+    Absent,
+    Null(Range<usize>),
+    /// An object without `include_usage`: where its first member would go, and whether it has others.
+    Without {
+        at: usize,
+        has_members: bool,
+    },
+    With {
+        at: Range<usize>,
+        value: bool,
+    },
+}
+
+impl ChatRequest {
+    /// Reads `model`, `stream` and `stream_options` of a body.
+    ///
+    /// # Errors
+    /// When the body is no JSON object, `model` is missing, or one of those members is of the wrong type or stands
+    /// there twice (a provider might read the other one).
+    pub fn parse(body: Bytes) -> Result<Self, LlmError> {
+        let text = str::from_utf8(&body)
+            .map_err(|_| LlmError::invalid("invalid_json", None, "the body is not UTF-8"))?;
+        let members: Members<'_> = serde_json::from_str(text).map_err(|e| {
+            LlmError::invalid("invalid_json", None, format!("the body must be a JSON object: {e}"))
+        })?;
+        if let Some(twice) = members.twice {
+            return Err(duplicate(twice.name()));
+        }
+        let (model, model_at) = read_model(text, members.model)?;
+        let stream = match members.stream.map(RawValue::get) {
+            Some("true") => true,
+            Some("false" | "null") | None => false,
+            Some(_) => return Err(wrong_type("stream", "a boolean")),
+        };
+        let stream_options = read_stream_options(text, members.stream_options)?;
+        let messages_at = members.messages.map_or(0..0, |raw| place(text, raw));
+        Ok(Self { body, model, model_at, stream, stream_options, messages_at })
+    }
+
+    /// The public name of the model that is asked for.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Whether the answer is to be a stream of events.
+    pub fn is_stream(&self) -> bool {
+        self.stream
+    }
+
+    /// Whether the client itself asks for the usage at the end of a stream.
+    pub(crate) fn asks_for_usage(&self) -> bool {
+        matches!(self.stream_options, StreamOptions::With { value: true, .. })
+    }
+
+    /// The body for one target: the value of `model` replaced and, when `include_usage` is set, that option set to
+    /// true. Every other byte stays.
+    pub fn body_for(&self, upstream_model: &str, include_usage: bool) -> Bytes {
+        let mut edits: Vec<(Range<usize>, String)> = Vec::with_capacity(2);
+        if upstream_model != self.model {
+            // Writing a string as JSON cannot fail.
+            let quoted = serde_json::to_string(upstream_model).unwrap_or_default();
+            edits.push((self.model_at.clone(), quoted));
+        }
+        if include_usage {
+            edits.extend(self.include_usage());
+        }
+        if edits.is_empty() {
+            return self.body.clone();
+        }
+        edits.sort_by_key(|(at, _)| at.start);
+        let added: usize = edits.iter().map(|(_, text)| text.len()).sum();
+        let mut out = BytesMut::with_capacity(self.body.len() + added);
+        let mut done = 0;
+        for (at, text) in edits {
+            out.put_slice(self.body.get(done..at.start).unwrap_or_default());
+            out.put_slice(text.as_bytes());
+            done = at.end;
+        }
+        out.put_slice(self.body.get(done..).unwrap_or_default());
+        out.freeze()
+    }
+
+    fn include_usage(&self) -> Option<(Range<usize>, String)> {
+        const OPTION: &str = r#""include_usage":true"#;
+        match &self.stream_options {
+            // Right after the model, which is always there.
+            StreamOptions::Absent => {
+                let at = self.model_at.end;
+                Some((at..at, format!(r#","stream_options":{{{OPTION}}}"#)))
+            }
+            StreamOptions::Null(at) => Some((at.clone(), format!("{{{OPTION}}}"))),
+            StreamOptions::Without { at, has_members } => {
+                Some((*at..*at, format!("{OPTION}{}", if *has_members { "," } else { "" })))
+            }
+            StreamOptions::With { at, value: false } => Some((at.clone(), "true".to_owned())),
+            StreamOptions::With { value: true, .. } => None,
+        }
+    }
+
+    /// About how many tokens the prompt is.
+    pub(crate) fn estimated_input(&self) -> u64 {
+        estimate_input(self.body.get(self.messages_at.clone()).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for ChatRequest {
+    /// Without the body: prompts are nobody's business.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatRequest")
+            .field("model", &self.model)
+            .field("stream", &self.stream)
+            .field("bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_model(text: &str, raw: Option<&RawValue>) -> Result<(String, Range<usize>), LlmError> {
+    let raw = raw.ok_or_else(|| {
+        LlmError::invalid(
+            "missing_required_parameter",
+            Some("model"),
+            "`model` is missing: name the model to use",
+        )
+    })?;
+    let model = serde_json::from_str(raw.get()).map_err(|_| wrong_type("model", "a string"))?;
+    Ok((model, place(text, raw)))
+}
+
+fn read_stream_options(text: &str, raw: Option<&RawValue>) -> Result<StreamOptions, LlmError> {
+    let Some(raw) = raw else { return Ok(StreamOptions::Absent) };
+    let at = place(text, raw);
+    if raw.get() == "null" {
+        return Ok(StreamOptions::Null(at));
+    }
+    let options: Options<'_> =
+        serde_json::from_str(raw.get()).map_err(|_| wrong_type("stream_options", "an object"))?;
+    if options.twice {
+        return Err(duplicate("stream_options.include_usage"));
+    }
+    let Some(value) = options.include_usage else {
+        return Ok(StreamOptions::Without { at: at.start + 1, has_members: options.has_members });
+    };
+    let at = place(text, value);
+    match value.get() {
+        "true" => Ok(StreamOptions::With { at, value: true }),
+        "false" | "null" => Ok(StreamOptions::With { at, value: false }),
+        _ => Err(wrong_type("stream_options.include_usage", "a boolean")),
+    }
+}
+
+fn wrong_type(param: &'static str, expected: &str) -> LlmError {
+    LlmError::invalid("invalid_type", Some(param), format!("`{param}` must be {expected}"))
+}
+
+fn duplicate(param: &'static str) -> LlmError {
+    LlmError::invalid("duplicate_parameter", Some(param), format!("`{param}` stands there twice"))
+}
+
+/// Where in `text` a value stands that was read from it without a copy.
+fn place(text: &str, raw: &RawValue) -> Range<usize> {
+    let start = raw.get().as_ptr().addr() - text.as_ptr().addr();
+    start..start + raw.get().len()
+}
+
+/// A member that the gateway reads. Names are compared after unescaping, as a provider would.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Name {
+    Model,
+    Stream,
+    StreamOptions,
+    Messages,
+    IncludeUsage,
+    Other,
+}
+
+impl Name {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::Stream => "stream",
+            Self::StreamOptions => "stream_options",
+            Self::Messages => "messages",
+            Self::IncludeUsage => "include_usage",
+            Self::Other => "",
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct NameVisitor;
+        impl Visitor<'_> for NameVisitor {
+            type Value = Name;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a member name")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Name, E> {
+                let known =
+                    [Name::Model, Name::Stream, Name::StreamOptions, Name::Messages, Name::IncludeUsage];
+                Ok(known.into_iter().find(|k| k.name() == name).unwrap_or(Name::Other))
+            }
+        }
+        d.deserialize_str(NameVisitor)
+    }
+}
+
+#[derive(Default)]
+struct Members<'a> {
+    model: Option<&'a RawValue>,
+    stream: Option<&'a RawValue>,
+    stream_options: Option<&'a RawValue>,
+    messages: Option<&'a RawValue>,
+    twice: Option<Name>,
+}
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct BodyVisitor;
+        impl<'de> Visitor<'de> for BodyVisitor {
+            type Value = Members<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+                let mut members = Members::default();
+                while let Some(name) = map.next_key::<Name>()? {
+                    let member = match name {
+                        Name::Model => &mut members.model,
+                        Name::Stream => &mut members.stream,
+                        Name::StreamOptions => &mut members.stream_options,
+                        Name::Messages => &mut members.messages,
+                        Name::IncludeUsage | Name::Other => {
+                            map.next_value::<IgnoredAny>()?;
+                            continue;
+                        }
+                    };
+                    if member.replace(map.next_value()?).is_some() {
+                        members.twice = Some(name);
+                    }
+                }
+                Ok(members)
+            }
+        }
+        d.deserialize_map(BodyVisitor)
+    }
+}
+
+#[derive(Default)]
+struct Options<'a> {
+    include_usage: Option<&'a RawValue>,
+    has_members: bool,
+    twice: bool,
+}
+
+impl<'de> Deserialize<'de> for Options<'de> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct OptionsVisitor;
+        impl<'de> Visitor<'de> for OptionsVisitor {
+            type Value = Options<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Options<'de>, A::Error> {
+                let mut options = Options::default();
+                while let Some(name) = map.next_key::<Name>()? {
+                    options.has_members = true;
+                    let value: &'de RawValue = map.next_value()?;
+                    if name == Name::IncludeUsage && options.include_usage.replace(value).is_some() {
+                        options.twice = true;
+                    }
+                }
+                Ok(options)
+            }
+        }
+        d.deserialize_map(OptionsVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(body: &str) -> Result<ChatRequest, LlmError> {
+        ChatRequest::parse(Bytes::copy_from_slice(body.as_bytes()))
+    }
+
+    #[test]
+    fn only_the_model_changes() {
+        let body = "{ \"n\":1.0, \"big\":123456789012345678901234567890,\t\"mod\\u0065l\" : \"pub\",\"x\":\"\\u00e9\\/\"}\n";
+        let request = parse(body).unwrap();
+        assert_eq!((request.model(), request.is_stream()), ("pub", false));
+        assert_eq!(request.body_for("up\"1", false), body.replace("\"pub\"", r#""up\"1""#));
+        assert_eq!(request.body_for("pub", false), body);
+    }
+
+    #[test]
+    fn include_usage_is_merged_into_what_the_client_says() {
+        for (options, expected) in [
+            ("", r#"{"model":"m","stream_options":{"include_usage":true},"stream":true}"#),
+            (
+                r#","stream_options":null"#,
+                r#"{"model":"m","stream":true,"stream_options":{"include_usage":true}}"#,
+            ),
+            (
+                r#","stream_options": { }"#,
+                r#"{"model":"m","stream":true,"stream_options": {"include_usage":true }}"#,
+            ),
+            (
+                r#","stream_options":{"x":1}"#,
+                r#"{"model":"m","stream":true,"stream_options":{"include_usage":true,"x":1}}"#,
+            ),
+            (
+                r#","stream_options":{"x":1, "include_usage": false }"#,
+                r#"{"model":"m","stream":true,"stream_options":{"x":1, "include_usage": true }}"#,
+            ),
+            (
+                r#","stream_options":{"include_usage":null}"#,
+                r#"{"model":"m","stream":true,"stream_options":{"include_usage":true}}"#,
+            ),
+        ] {
+            let request = parse(&format!(r#"{{"model":"m","stream":true{options}}}"#)).unwrap();
+            assert!(!request.asks_for_usage(), "{options}");
+            assert_eq!(request.body_for("m", true), expected);
+        }
+        let body = r#"{"stream_options":{"include_usage":true},"model":"m","stream":true}"#;
+        let request = parse(body).unwrap();
+        assert!(request.asks_for_usage());
+        assert_eq!(request.body_for("m", true), body);
+        assert_eq!(request.body_for("up", true), body.replace(r#""m""#, r#""up""#));
+    }
+
+    #[test]
+    fn faults_name_the_member_and_the_remedy() {
+        for (body, code, param) in [
+            ("", "invalid_json", None),
+            ("[]", "invalid_json", None),
+            (r#""model""#, "invalid_json", None),
+            (r#"{"model":"m""#, "invalid_json", None),
+            (r#"{"model":"m"} {}"#, "invalid_json", None),
+            ("{}", "missing_required_parameter", Some("model")),
+            (r#"{"model":7}"#, "invalid_type", Some("model")),
+            (r#"{"model":null}"#, "invalid_type", Some("model")),
+            (r#"{"model":"m","stream":"yes"}"#, "invalid_type", Some("stream")),
+            (r#"{"model":"m","stream":1}"#, "invalid_type", Some("stream")),
+            (r#"{"model":"m","stream_options":[]}"#, "invalid_type", Some("stream_options")),
+            (
+                r#"{"model":"m","stream_options":{"include_usage":1}}"#,
+                "invalid_type",
+                Some("stream_options.include_usage"),
+            ),
+            (r#"{"model":"m","model":"m"}"#, "duplicate_parameter", Some("model")),
+            (r#"{"model":"m","m\u006fdel":"n"}"#, "duplicate_parameter", Some("model")),
+            (r#"{"model":"m","stream":true,"stream":true}"#, "duplicate_parameter", Some("stream")),
+            (r#"{"model":"m","messages":[],"messages":[]}"#, "duplicate_parameter", Some("messages")),
+        ] {
+            let e = parse(body).unwrap_err();
+            assert_eq!((e.code(), e.param()), (code, param), "{body}: {e}");
+        }
+        let e = ChatRequest::parse(Bytes::from_static(b"{\"model\":\"m\",\"x\":\"\xff\"}")).unwrap_err();
+        assert_eq!(e.code(), "invalid_json");
+    }
+
+    #[test]
+    fn deep_nesting_does_not_overflow_the_stack() {
+        let body = format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(200_000), "]".repeat(200_000));
+        assert_eq!(parse(&body).unwrap().body_for("m", false), body);
+    }
+
+    /// JSON text as people may write it: odd spacing, escapes, numbers that no float holds.
+    fn json_text() -> impl Strategy<Value = String> {
+        let leaf = prop_oneof![
+            Just("null".to_owned()),
+            Just("true".to_owned()),
+            "-?[1-9][0-9]{0,30}(\\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?",
+            Just("1.0".to_owned()),
+            string_text(),
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop_oneof![
+                (prop::collection::vec(inner.clone(), 0..4), space())
+                    .prop_map(|(v, s)| format!("[{}{s}]", v.join(","))),
+                (prop::collection::vec((string_text(), inner), 0..4), space())
+                    .prop_map(|(v, s)| format!("{{{s}{}}}", join(v, &s))),
+            ]
+        })
+    }
+
+    fn join(members: Vec<(String, String)>, space: &str) -> String {
+        let members: Vec<String> = members.into_iter().map(|(k, v)| format!("{k}{space}:{v}")).collect();
+        members.join(&format!(",{space}"))
+    }
+
+    fn string_text() -> impl Strategy<Value = String> {
+        let piece = prop_oneof![
+            "[a-z{}\\[\\]:, ]{0,6}",
+            Just("\\\"".to_owned()),
+            Just("\\\\".to_owned()),
+            Just("\\/".to_owned()),
+            Just("\\u00e9".to_owned()),
+            Just("\\ud83d\\ude00".to_owned()),
+            Just("é😀".to_owned())
+        ];
+        prop::collection::vec(piece, 0..4).prop_map(|pieces| format!("\"{}\"", pieces.concat()))
+    }
+
+    fn space() -> impl Strategy<Value = String> {
+        "[ \t\r\n]{0,3}"
+    }
+
+    proptest! {
+        #[test]
+        fn every_byte_that_is_not_ours_stays(
+            before in prop::collection::vec((string_text(), json_text()), 0..4),
+            after in prop::collection::vec((string_text(), json_text()), 0..4),
+            pad in space(),
+            options in prop_oneof![Just(None), Just(Some("{}")), Just(Some("null")), Just(Some("{\"a\":1}"))],
+        ) {
+            let known = |(name, _): &(String, String)| !["\"model\"", "\"stream\"", "\"messages\""].contains(&name.as_str());
+            let mut members: Vec<_> = before.into_iter().filter(known).collect();
+            members.push(("\"model\"".into(), "\"MODEL\"".into()));
+            if let Some(options) = options {
+                members.push(("\"stream_options\"".into(), options.into()));
+            }
+            members.extend(after.into_iter().filter(known));
+            let body = format!("{pad}{{{pad}{}{pad}}}{pad}", join(members, &pad));
+            let request = parse(&body).unwrap();
+
+
+            let at = request.model_at.clone();
+            prop_assert_eq!(&body[at.clone()], "\"MODEL\"");
+            let expected = format!("{}\"up\"{}", &body[..at.start], &body[at.end..]);
+            prop_assert_eq!(request.body_for("up", false), expected.as_bytes());
+
+            // With usage asked for: still JSON, the option is set, and without what was added it is the old body.
+            let asked = request.body_for("MODEL", true);
+            let again = ChatRequest::parse(asked.clone()).unwrap();
+            prop_assert!(again.asks_for_usage());
+            let asked = String::from_utf8(asked.to_vec()).unwrap();
+            let undone = match options {
+                None => asked.replacen(",\"stream_options\":{\"include_usage\":true}", "", 1),
+                Some("null") => asked.replacen("{\"include_usage\":true}", "null", 1),
+                Some("{}") => asked.replacen("\"include_usage\":true", "", 1),
+                _ => asked.replacen("\"include_usage\":true,", "", 1),
+            };
+            prop_assert_eq!(undone, body);
+        }
+    }
+}

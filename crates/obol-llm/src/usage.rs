@@ -1,0 +1,245 @@
+use obol_model::Tokens;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use crate::json;
+
+/// About this many bytes of text are one token. A rule of thumb, for answers whose usage nobody reports.
+const BYTES_PER_TOKEN: u64 = 4;
+/// What a picture, a sound or a file in a prompt is taken for: its bytes say nothing of its tokens.
+const ATTACHMENT_TOKENS: u64 = 1_000;
+
+/// What an answer used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// In disjoint buckets.
+    pub tokens: Tokens,
+    /// They are our estimate: the upstream reported none, or the answer was cut.
+    pub estimated: bool,
+}
+
+/// What an upstream reported so far. Streams may report several times, each time the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Reading {
+    prompt: Option<u64>,
+    completion: Option<u64>,
+    total: Option<u64>,
+    cached: Option<u64>,
+    reasoning: Option<u64>,
+}
+
+/// A count that may be of another type: a provider's odd number must not cost the rest of its usage.
+fn count<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Count {
+        Whole(u64),
+        Other(IgnoredAny),
+    }
+    Ok(match Count::deserialize(value)? {
+        Count::Whole(n) => Some(n),
+        Count::Other(_) => None,
+    })
+}
+
+impl Reading {
+    /// Reads the value of a `usage` member; nothing when it is none.
+    pub(crate) fn parse(usage: &RawValue) -> Self {
+        #[derive(Deserialize)]
+        struct Raw {
+            #[serde(default, deserialize_with = "count")]
+            prompt_tokens: Option<u64>,
+            #[serde(default, deserialize_with = "count")]
+            completion_tokens: Option<u64>,
+            #[serde(default, deserialize_with = "count")]
+            total_tokens: Option<u64>,
+            prompt_tokens_details: Option<PromptDetails>,
+            completion_tokens_details: Option<CompletionDetails>,
+            /// Where DeepSeek says what others have in `prompt_tokens_details`.
+            #[serde(default, deserialize_with = "count")]
+            prompt_cache_hit_tokens: Option<u64>,
+        }
+        #[derive(Deserialize)]
+        struct PromptDetails {
+            #[serde(default, deserialize_with = "count")]
+            cached_tokens: Option<u64>,
+        }
+        #[derive(Deserialize)]
+        struct CompletionDetails {
+            #[serde(default, deserialize_with = "count")]
+            reasoning_tokens: Option<u64>,
+        }
+        let Ok(raw) = serde_json::from_str::<Raw>(usage.get()) else { return Self::default() };
+        Self {
+            prompt: raw.prompt_tokens,
+            completion: raw.completion_tokens,
+            total: raw.total_tokens,
+            cached: raw
+                .prompt_tokens_details
+                .and_then(|details| details.cached_tokens)
+                .or(raw.prompt_cache_hit_tokens),
+            reasoning: raw.completion_tokens_details.and_then(|details| details.reasoning_tokens),
+        }
+    }
+
+    /// Takes in a later reading: the last one that says something wins, field by field. Readings are never added up.
+    pub(crate) fn update(&mut self, later: Self) {
+        self.prompt = later.prompt.or(self.prompt);
+        self.completion = later.completion.or(self.completion);
+        self.total = later.total.or(self.total);
+        self.cached = later.cached.or(self.cached);
+        self.reasoning = later.reasoning.or(self.reasoning);
+    }
+
+    fn output(&self) -> Option<u64> {
+        let completion = self.completion?;
+        // The dialect counts reasoning inside of the completion. Some providers count it beside; their total tells.
+        let beside = self.reasoning.filter(|reasoning| {
+            *reasoning > 0
+                && self.prompt.zip(self.total).is_some_and(|(prompt, total)| {
+                    prompt.checked_add(completion).and_then(|sum| sum.checked_add(*reasoning)) == Some(total)
+                })
+        });
+        Some(completion.saturating_add(beside.unwrap_or(0)))
+    }
+
+    /// What was used, where an estimate stands in for what was not reported and for a cut answer.
+    pub(crate) fn usage(&self, complete: bool, estimate: impl FnOnce() -> Estimate) -> Usage {
+        if let (true, Some(prompt), Some(output)) = (complete, self.prompt, self.output()) {
+            return Usage { tokens: self.buckets(prompt, output), estimated: false };
+        }
+        let estimate = estimate();
+        let prompt = self.prompt.unwrap_or(estimate.input);
+        // A cut stream has cost at least what it relayed.
+        let output = self.output().map_or(estimate.output, |reported| {
+            if complete { reported } else { reported.max(estimate.output) }
+        });
+        Usage { tokens: self.buckets(prompt, output), estimated: true }
+    }
+
+    fn buckets(&self, prompt: u64, output: u64) -> Tokens {
+        let cached_input = self.cached.unwrap_or(0).min(prompt);
+        Tokens { input: prompt - cached_input, cached_input, output }
+    }
+}
+
+/// Tokens by rule of thumb.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Estimate {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+}
+
+/// Tokens of `bytes` of text.
+pub(crate) fn tokens_of(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
+}
+
+/// About how many tokens the value of `messages` is.
+pub(crate) fn estimate_input(messages: &[u8]) -> u64 {
+    let (mut text, mut attachments) = (0_usize, 0_u64);
+    json::strings(messages, |name, value| match name {
+        b"url" | b"data" | b"file_data" => attachments += 1,
+        _ => text += value.len(),
+    });
+    tokens_of(text).saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS))
+}
+
+/// Bytes of text in a message or a delta, as the model made them.
+pub(crate) fn text_bytes(message: &[u8]) -> usize {
+    let mut bytes = 0;
+    json::strings(message, |name, value| {
+        if !matches!(name, b"role" | b"id" | b"type" | b"finish_reason") {
+            bytes += value.len();
+        }
+    });
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(json: &str) -> Reading {
+        Reading::parse(serde_json::from_str(json).unwrap())
+    }
+
+    fn exact(reading: Reading) -> (u64, u64, u64) {
+        let usage = reading.usage(true, || panic!("nothing to estimate"));
+        assert!(!usage.estimated);
+        (usage.tokens.input, usage.tokens.cached_input, usage.tokens.output)
+    }
+
+    #[test]
+    fn buckets_are_disjoint() {
+        for (json, expected) in [
+            (r#"{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}"#, (3, 0, 4)),
+            (
+                r#"{"prompt_tokens":1000,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":800}}"#,
+                (200, 800, 5),
+            ),
+            (r#"{"prompt_tokens":10,"completion_tokens":1,"prompt_cache_hit_tokens":4}"#, (6, 4, 1)),
+            (
+                r#"{"prompt_tokens":9,"completion_tokens":50,"total_tokens":59,"completion_tokens_details":{"reasoning_tokens":40}}"#,
+                (9, 0, 50),
+            ),
+            (
+                r#"{"prompt_tokens":9,"completion_tokens":10,"total_tokens":59,"completion_tokens_details":{"reasoning_tokens":40}}"#,
+                (9, 0, 50),
+            ),
+            // More cached than prompt cannot be; null details and odd types say nothing.
+            (
+                r#"{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":8}}"#,
+                (0, 5, 1),
+            ),
+            (
+                r#"{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6.5,"prompt_tokens_details":null,"x":[1]}"#,
+                (5, 0, 1),
+            ),
+        ] {
+            assert_eq!(exact(reading(json)), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn the_last_reading_wins_and_nothing_is_added_up() {
+        let mut sum = Reading::default();
+        sum.update(reading(r#"{"prompt_tokens":10,"completion_tokens":1}"#));
+        sum.update(reading(r#"{"completion_tokens":null}"#));
+        sum.update(reading(r#"{"completion_tokens":15}"#));
+        sum.update(reading(r#"{"completion_tokens":15}"#));
+        assert_eq!(exact(sum), (10, 0, 15));
+        sum.update(reading(r#"{"completion_tokens":12}"#));
+        assert_eq!(exact(sum), (10, 0, 12), "a decreasing reading is the later one");
+    }
+
+    #[test]
+    fn what_is_missing_or_cut_is_estimated_and_flagged() {
+        let estimate = || Estimate { input: 7, output: 30 };
+        let usage = Reading::default().usage(true, estimate);
+        assert_eq!(
+            usage,
+            Usage { tokens: Tokens { input: 7, cached_input: 0, output: 30 }, estimated: true }
+        );
+        let cut = reading(r#"{"prompt_tokens":10,"completion_tokens":20}"#).usage(false, estimate);
+        assert_eq!(cut, Usage { tokens: Tokens { input: 10, cached_input: 0, output: 30 }, estimated: true });
+    }
+
+    #[test]
+    fn attachments_are_not_taken_for_text() {
+        let messages = format!(
+            r#"[{{"role":"user","content":[{{"type":"text","text":"{}"}},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{}"}}}}]}}]"#,
+            "x".repeat(400),
+            "A".repeat(100_000)
+        );
+        let tokens = estimate_input(messages.as_bytes());
+        assert!((1_100..1_120).contains(&tokens), "{tokens}");
+    }
+
+    #[test]
+    fn a_delta_counts_what_the_model_made() {
+        let delta = br#"{"role":"assistant","content":"abcd","tool_calls":[{"id":"call_1","function":{"name":"f","arguments":"{\"a\"}"}}]}"#;
+        assert_eq!(text_bytes(delta), 4 + 1 + 7);
+    }
+}

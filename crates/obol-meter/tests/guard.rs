@@ -1,0 +1,162 @@
+//! One guard becomes one event, whatever ends the call.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use obol_meter::{EmbeddedSink, Flusher, Meter, MeterError, MeterOptions, Price, meter};
+use obol_model::{Kind, NanoUsd, Outcome, ReplicaId, Tokens, UsageEvent, UsageKind};
+use proptest::prelude::*;
+use support::{chat, clock, price, tool};
+use tokio_util::sync::CancellationToken;
+
+fn embedded(queue: usize) -> (Meter, Flusher, Arc<EmbeddedSink>) {
+    let sink = Arc::new(EmbeddedSink::new(1000));
+    let options = MeterOptions { queue, ..MeterOptions::default() };
+    let (meter, flusher) = meter(sink.clone(), clock(), ReplicaId::generate(), options);
+    (meter, flusher, sink)
+}
+
+async fn drain(flusher: Flusher, sink: &EmbeddedSink) -> Vec<UsageEvent> {
+    let shutdown = CancellationToken::new();
+    shutdown.cancel();
+    let report = flusher.run(shutdown, CancellationToken::new()).await;
+    assert_eq!((report.written, report.lost), (sink.events().len() as u64, 0));
+    sink.events()
+}
+
+#[tokio::test]
+async fn a_finished_call_is_one_event_with_what_was_told() {
+    let (meter, flusher, sink) = embedded(8);
+    let mut guard = meter.begin(chat(price(9, 9, 9))).unwrap();
+    let id = guard.request_id();
+    guard.served_by(&"openai".parse().unwrap(), "gpt-x", price(1, 0, 2));
+    guard.set_tokens(Tokens { input: 10, cached_input: 90, output: 5 }, false);
+    assert_eq!(meter.open(), 1);
+    guard.finish(Outcome::Ok);
+    assert_eq!(meter.open(), 0);
+
+    let events = drain(flusher, &sink).await;
+    let [event] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(event.event_id, id);
+    assert_eq!(event.outcome, Outcome::Ok);
+    assert_eq!(event.cost, NanoUsd::new(10 * 1000 + 5 * 2000), "at the price of the target that served");
+    assert_eq!(event.started_at, clock().now());
+    assert_eq!(
+        event.kind,
+        UsageKind::ChatCompletion {
+            model: "fast".parse().unwrap(),
+            provider: Some("openai".parse().unwrap()),
+            upstream_model: Some("gpt-x".into())
+        }
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_call_is_partial_and_charged_for_what_is_known() {
+    let (meter, flusher, sink) = embedded(8);
+    drop(meter.begin(tool(77)).unwrap());
+    let mut guard = meter.begin(chat(price(1, 1, 1))).unwrap();
+    guard.set_tokens(Tokens { input: 3, cached_input: 0, output: 4 }, true);
+    drop(guard);
+
+    let events = drain(flusher, &sink).await;
+    let told: Vec<_> = events.iter().map(|e| (e.outcome, e.cost.nanos(), e.estimated)).collect();
+    assert_eq!(told, [(Outcome::Partial, 77, false), (Outcome::Partial, 7000, true)]);
+}
+
+#[tokio::test]
+async fn a_panic_and_an_abort_are_one_partial_event_each() {
+    let (meter, flusher, sink) = embedded(8);
+    let guard = meter.begin(tool(1)).unwrap();
+    let mut calls = tokio::task::JoinSet::new();
+    calls.spawn(async move {
+        let _guard = guard;
+        panic!("in mid-call");
+    });
+    let guard = meter.begin(tool(2)).unwrap();
+    let endless = calls.spawn(async move {
+        let _guard = guard;
+        std::future::pending::<()>().await;
+    });
+    endless.abort();
+    while calls.join_next().await.is_some() {}
+
+    let events = drain(flusher, &sink).await;
+    let mut costs: Vec<_> = events.iter().map(|e| (e.outcome, e.cost.nanos())).collect();
+    costs.sort_by_key(|c| c.1);
+    assert_eq!(costs, [(Outcome::Partial, 1), (Outcome::Partial, 2)]);
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_the_call_and_an_open_guard_keeps_its_place() {
+    let (meter, flusher, sink) = embedded(2);
+    let (one, two) = (meter.begin(tool(1)).unwrap(), meter.begin(tool(2)).unwrap());
+    let refused = meter.begin(tool(3)).unwrap_err();
+    assert_eq!((refused, refused.kind()), (MeterError::QueueFull, Kind::Unavailable));
+    one.finish(Outcome::Ok);
+    assert_eq!(
+        meter.begin(tool(3)).unwrap_err(),
+        MeterError::QueueFull,
+        "a closed call waits for the flusher"
+    );
+    two.finish(Outcome::Error);
+
+    let events = drain(flusher, &sink).await;
+    assert_eq!(events.iter().map(|e| e.cost.nanos()).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(meter.begin(tool(4)).unwrap_err(), MeterError::Stopping);
+}
+
+#[tokio::test]
+async fn idle_waits_for_the_last_guard() {
+    let (meter, _flusher, _sink) = embedded(8);
+    meter.idle().await;
+    let (one, two) = (meter.begin(tool(1)).unwrap(), meter.begin(tool(2)).unwrap());
+    let idle = meter.idle();
+    tokio::pin!(idle);
+    drop(one);
+    assert!(futures::poll!(&mut idle).is_pending());
+    drop(two);
+    idle.await;
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_open_guards_until_it_is_abandoned() {
+    let (meter, flusher, sink) = embedded(8);
+    let guard = meter.begin(tool(5)).unwrap();
+    let (shutdown, abandon) = (CancellationToken::new(), CancellationToken::new());
+    shutdown.cancel();
+    let run = flusher.run(shutdown, abandon.clone());
+    tokio::pin!(run);
+    assert!(tokio::time::timeout(Duration::from_millis(20), &mut run).await.is_err());
+    guard.finish(Outcome::Ok);
+    let report = run.await;
+    assert_eq!((report.written, report.lost, sink.events().len()), (1, 0, 1));
+
+    let (meter, flusher, _sink) = embedded(8);
+    let _open = meter.begin(tool(5)).unwrap();
+    abandon.cancel();
+    let report = flusher.run(CancellationToken::new(), abandon).await;
+    assert_eq!((report.written, report.lost), (0, 1), "an open call has nowhere to go any more");
+}
+
+#[test]
+fn a_call_by_price_is_due_unless_it_failed() {
+    let price = Price::PerCall(NanoUsd::new(5));
+    let nothing = Tokens::default();
+    assert_eq!(price.cost(&nothing, Outcome::Ok).nanos(), 5);
+    assert_eq!(price.cost(&nothing, Outcome::Partial).nanos(), 5);
+    assert_eq!(price.cost(&nothing, Outcome::Error).nanos(), 0);
+}
+
+proptest! {
+    #[test]
+    fn tokens_are_priced_per_bucket(input in 0_u64..10_000_000, cached in 0_u64..10_000_000, output in 0_u64..10_000_000) {
+        let tokens = Tokens { input, cached_input: cached, output };
+        // One USD per million is exactly 1000 nano-USD per token.
+        let cost = Price::Tokens(price(3, 1, 15)).cost(&tokens, Outcome::Partial);
+        prop_assert_eq!(cost.nanos(), 1000 * (3 * input + cached + 15 * output));
+    }
+}

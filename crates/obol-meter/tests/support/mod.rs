@@ -1,0 +1,62 @@
+//! What the tests of this crate share.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::sync::Arc;
+
+use obol_meter::{Price, Start};
+use obol_model::snapshot::TokenPrice;
+use obol_model::{
+    Clock, ManualClock, NanoUsd, Outcome, PerMillion, ReplicaId, RequestId, Revision, Tokens, UsageEvent,
+    UsageKind,
+};
+
+pub(crate) fn clock() -> Arc<dyn Clock> {
+    Arc::new(ManualClock::new("2026-01-02T03:04:05Z".parse().unwrap()))
+}
+
+pub(crate) fn tool(price: u64) -> Start {
+    Start {
+        workspace_id: "acme".parse().unwrap(),
+        key_id: "k1".parse().unwrap(),
+        revision: Revision { epoch: 1, number: 7 },
+        kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },
+        price: Price::PerCall(NanoUsd::new(price)),
+        request_id: RequestId::new(),
+    }
+}
+
+pub(crate) fn chat(price: TokenPrice) -> Start {
+    Start {
+        kind: UsageKind::ChatCompletion {
+            model: "fast".parse().unwrap(),
+            provider: None,
+            upstream_model: None,
+        },
+        price: Price::Tokens(price),
+        ..tool(0)
+    }
+}
+
+/// Prices in whole USD per million tokens.
+pub(crate) fn price(input: u64, cached: u64, output: u64) -> TokenPrice {
+    let usd = |n: u64| PerMillion::new(NanoUsd::new(n * 1_000_000_000));
+    TokenPrice { input: usd(input), cached_input: usd(cached), output: usd(output) }
+}
+
+pub(crate) fn event(workspace: &str, cost: u64) -> UsageEvent {
+    UsageEvent {
+        schema_version: UsageEvent::SCHEMA,
+        event_id: RequestId::new(),
+        workspace_id: workspace.parse().unwrap(),
+        key_id: "k1".parse().unwrap(),
+        replica: ReplicaId::generate(),
+        revision: Revision { epoch: 1, number: 7 },
+        kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },
+        outcome: Outcome::Ok,
+        started_at: "2026-01-02T03:04:05Z".parse().unwrap(),
+        duration_ms: 12,
+        tokens: Tokens::default(),
+        cost: NanoUsd::new(cost),
+        estimated: false,
+    }
+}
