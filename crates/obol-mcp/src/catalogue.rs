@@ -1,0 +1,499 @@
+//! What each upstream offers, listed once and kept (DESIGN §9.3).
+//!
+//! A listing is fetched by one task for all who wait, outlives a waiter that gives up, is served while it is refreshed,
+//! and is served stale for a bounded time when its upstream fails.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use obol_model::snapshot::{Namespace, ToolRule};
+use obol_model::{ConnectionName, WorkspaceId, metric};
+use parking_lot::Mutex;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::names;
+use crate::pool::{CallError, Endpoint, ListKind, Pool, Spawn};
+use crate::wire::{Object, ProtocolVersion, Splice};
+
+/// One connection as a caller may list it.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Where it is.
+    pub endpoint: Arc<Endpoint>,
+    /// How its names appear.
+    pub namespace: Namespace,
+    /// What the workspace decides about single tools.
+    pub rules: Arc<BTreeMap<String, ToolRule>>,
+}
+
+/// One tool, resource, resource template or prompt.
+#[derive(Debug, Clone)]
+pub struct Item {
+    /// What the upstream calls it: a name, a URI or a URI template.
+    pub name: String,
+    /// What clients call it.
+    pub exposed: String,
+    /// Its definition as clients see it: the upstream's text with the name or URI rewritten.
+    pub text: String,
+    /// For policies: whether a tool may destroy something (the workspace's word, else the upstream's hint).
+    pub destructive: bool,
+    /// For policies: whether a tool only reads.
+    pub read_only: bool,
+}
+
+/// All items of one kind that one connection offers, sorted by what clients call them.
+#[derive(Debug, Default)]
+pub struct Listing {
+    items: Vec<Item>,
+    by_exposed: HashMap<String, usize>,
+    by_name: HashMap<String, usize>,
+}
+
+impl Listing {
+    /// The items in order.
+    pub fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    /// The item that clients call `exposed`.
+    pub fn exposed(&self, exposed: &str) -> Option<&Item> {
+        self.by_exposed.get(exposed).and_then(|i| self.items.get(*i))
+    }
+
+    /// The item that the upstream calls `name`.
+    pub fn named(&self, name: &str) -> Option<&Item> {
+        self.by_name.get(name).and_then(|i| self.items.get(*i))
+    }
+}
+
+/// Bounds of a catalogue.
+#[derive(Debug, Clone, Copy)]
+pub struct CatalogueOptions {
+    /// A listing of this age is refreshed when it is next used.
+    pub ttl: Duration,
+    /// A listing is served at most this long after its upstream last answered.
+    pub max_stale: Duration,
+    /// Longest time for one listing.
+    pub list_timeout: Duration,
+    /// After a failure the upstream is not asked for this long.
+    pub retry_after: Duration,
+    /// The most listings that are kept.
+    pub capacity: usize,
+}
+
+impl Default for CatalogueOptions {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(60),
+            max_stale: Duration::from_secs(300),
+            list_timeout: Duration::from_secs(30),
+            retry_after: Duration::from_secs(1),
+            capacity: 4096,
+        }
+    }
+}
+
+/// The listings that this replica knows.
+pub struct Catalogue {
+    pool: Arc<Pool>,
+    spawn: Arc<dyn Spawn>,
+    options: CatalogueOptions,
+    slots: Mutex<HashMap<Key, Slot>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    workspace: WorkspaceId,
+    connection: ConnectionName,
+    /// Names, rules and credential are part of the generation, so a new publication never serves an old listing.
+    generation: u64,
+    version: ProtocolVersion,
+    kind: ListKind,
+}
+
+#[derive(Clone)]
+struct Slot {
+    state: Arc<watch::Sender<State>>,
+}
+
+#[derive(Debug, Clone)]
+struct State {
+    listing: Option<Arc<Listing>>,
+    loaded_at: Instant,
+    /// The upstream announced a change after `loaded_at`.
+    dirty: bool,
+    loading: bool,
+    /// A change was announced while a load was under way, so its result may already be old.
+    overtaken: bool,
+    failure: Option<(CallError, Instant)>,
+    used_at: Instant,
+}
+
+impl Catalogue {
+    /// An empty catalogue that lists through `pool`.
+    pub fn new(pool: Arc<Pool>, spawn: Arc<dyn Spawn>, options: CatalogueOptions) -> Arc<Self> {
+        Arc::new(Self { pool, spawn, options, slots: Mutex::default() })
+    }
+
+    /// What `source` offers of `kind`; waits for the upstream until `deadline` when nothing is known yet.
+    ///
+    /// Cancel-safe: the listing goes on for others and for the next caller.
+    ///
+    /// # Errors
+    /// When the upstream failed, or did not answer by `deadline`, and nothing recent enough is known.
+    pub async fn get(
+        self: &Arc<Self>,
+        source: &Source,
+        kind: ListKind,
+        deadline: Instant,
+    ) -> Result<Arc<Listing>, CallError> {
+        let now = Instant::now();
+        let slot = self.slot(source, kind, now);
+        let mut start = false;
+        let mut known = None;
+        slot.state.send_if_modified(|state| {
+            state.used_at = now;
+            let age = now.duration_since(state.loaded_at);
+            let recent = age < self.options.max_stale;
+            let fresh = age < self.options.ttl && !state.dirty;
+            known = state.listing.clone().filter(|_| recent).map(|l| (l, fresh || !state.dirty));
+            let failed_lately = state
+                .failure
+                .as_ref()
+                .is_some_and(|(_, at)| now.duration_since(*at) < self.options.retry_after);
+            start = !state.loading && !failed_lately && (state.listing.is_none() || !fresh);
+            state.loading |= start;
+            false
+        });
+        if start {
+            self.load(&slot, source.clone(), kind);
+        }
+        // Old by age: served while it is refreshed. Old by announcement: the caller waits for the new one.
+        if let Some((listing, true)) = &known {
+            return Ok(listing.clone());
+        }
+        let mut changes = slot.state.subscribe();
+        let waited = tokio::time::timeout_at(deadline, changes.wait_for(|s| !s.loading)).await;
+        let state = slot.state.borrow();
+        match (waited.is_ok(), &state.listing, &state.failure) {
+            (true, Some(listing), None) => Ok(listing.clone()),
+            _ => match (known, &state.failure) {
+                (Some((listing, _)), _) => Ok(listing),
+                (None, Some((failure, _))) => Err(failure.clone()),
+                (None, None) => Err(CallError::Timeout),
+            },
+        }
+    }
+
+    /// What is known of `source` without asking it.
+    pub fn peek(&self, source: &Source, kind: ListKind) -> Option<Arc<Listing>> {
+        let slots = self.slots.lock();
+        let state = slots.get(&Key::of(source, kind))?.state.borrow();
+        state.listing.clone().filter(|_| state.loaded_at.elapsed() < self.options.max_stale)
+    }
+
+    /// The upstream announced that its list changed: the next reader waits for the new one.
+    pub fn changed(&self, workspace: &WorkspaceId, connection: &ConnectionName, kind: ListKind) {
+        // One announcement stands for both lists of resources.
+        let same = |k: ListKind| {
+            k == kind || matches!((k, kind), (ListKind::ResourceTemplates, ListKind::Resources))
+        };
+        for (key, slot) in self.slots.lock().iter() {
+            if key.workspace == *workspace && key.connection == *connection && same(key.kind) {
+                slot.state.send_if_modified(|s| {
+                    s.dirty = true;
+                    s.overtaken = s.loading;
+                    false
+                });
+            }
+        }
+    }
+
+    fn slot(&self, source: &Source, kind: ListKind, now: Instant) -> Slot {
+        let mut slots = self.slots.lock();
+        let key = Key::of(source, kind);
+        if let Some(slot) = slots.get(&key) {
+            return slot.clone();
+        }
+        if slots.len() >= self.options.capacity {
+            // Listings of publications that nobody uses any more go first; then everything does, which only costs
+            // another listing.
+            let unused = |s: &Slot| now.duration_since(s.state.borrow().used_at) > self.options.max_stale;
+            slots.retain(|_, s| !unused(s));
+            if slots.len() >= self.options.capacity {
+                slots.clear();
+            }
+        }
+        let state = State {
+            listing: None,
+            loaded_at: now,
+            dirty: false,
+            loading: false,
+            overtaken: false,
+            failure: None,
+            used_at: now,
+        };
+        let slot = Slot { state: Arc::new(watch::Sender::new(state)) };
+        slots.insert(key, slot.clone());
+        slot
+    }
+
+    fn load(self: &Arc<Self>, slot: &Slot, source: Source, kind: ListKind) {
+        let this = self.clone();
+        // Dropped by an aborting drain, the task must not leave its waiters waiting.
+        let finish = LoadGuard(slot.clone());
+        let task = async move {
+            let deadline = Instant::now() + this.options.list_timeout;
+            let listed = this.pool.list(&source.endpoint, kind, deadline).await;
+            finish.0.state.send_modify(|state| {
+                match listed {
+                    Ok(raw) => {
+                        state.listing = Some(Arc::new(build(&source, kind, &raw)));
+                        state.loaded_at = Instant::now();
+                        state.dirty = state.overtaken;
+                        state.failure = None;
+                    }
+                    Err(failure) => {
+                        tracing::warn!(
+                            workspace = %source.endpoint.workspace,
+                            connection = %source.endpoint.connection,
+                            list = kind.member(),
+                            error = %failure,
+                            "listing failed"
+                        );
+                        state.failure = Some((failure, Instant::now()));
+                    }
+                }
+                state.overtaken = false;
+                state.loading = false;
+            });
+        };
+        self.spawn.spawn("catalogue", task.boxed());
+    }
+}
+
+struct LoadGuard(Slot);
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.0.state.send_if_modified(|state| {
+            let abandoned = state.loading;
+            if abandoned {
+                state.loading = false;
+                state.failure = Some((CallError::Stopping, Instant::now()));
+            }
+            abandoned
+        });
+    }
+}
+
+impl Key {
+    fn of(source: &Source, kind: ListKind) -> Self {
+        let endpoint = &source.endpoint;
+        Self {
+            workspace: endpoint.workspace.clone(),
+            connection: endpoint.connection.clone(),
+            generation: endpoint.generation,
+            version: endpoint.version,
+            kind,
+        }
+    }
+}
+
+impl fmt::Debug for Catalogue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Catalogue({} listings)", self.slots.lock().len())
+    }
+}
+
+fn build(source: &Source, kind: ListKind, raw: &[Box<RawValue>]) -> Listing {
+    let connection = &source.endpoint.connection;
+    let mut items: Vec<Item> = Vec::with_capacity(raw.len());
+    for definition in raw {
+        match item(source, kind, definition.get()) {
+            Ok(Some(item)) => items.push(item),
+            Ok(None) => {}
+            Err(reason) => {
+                metrics::counter!(metric::MCP_QUARANTINED).increment(1);
+                tracing::warn!(%connection, list = kind.member(), reason, "item left out of the list");
+            }
+        }
+    }
+    items.sort_by(|a, b| a.exposed.cmp(&b.exposed));
+    // A collision hides both: whichever won, somebody would call the wrong one.
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    for item in &items {
+        *seen.entry(item.exposed.clone()).or_default() += 1;
+    }
+    items.retain(|item| {
+        let unique = seen.get(&item.exposed) == Some(&1);
+        if !unique {
+            metrics::counter!(metric::MCP_QUARANTINED).increment(1);
+            tracing::warn!(%connection, list = kind.member(), name = item.exposed, "name stands twice, both are hidden");
+        }
+        unique
+    });
+    let index =
+        |of: fn(&Item) -> &String| items.iter().enumerate().map(|(i, item)| (of(item).clone(), i)).collect();
+    let (by_exposed, by_name) = (index(|i| &i.exposed), index(|i| &i.name));
+    Listing { items, by_exposed, by_name }
+}
+
+/// The item that `text` defines; `None` when the workspace hides it, an error when clients would reject the whole list
+/// because of it (their SDKs check these members).
+fn item(source: &Source, kind: ListKind, text: &str) -> Result<Option<Item>, &'static str> {
+    let object = Object::parse(text).map_err(|_| "it is no object, or has a key twice")?;
+    let is_object =
+        |key: &str| object.object(key).is_some_and(|o| o.str("type").as_deref() == Some("object"));
+    let (member, rewritten): (&str, fn(&Source, &str) -> String) = match kind {
+        ListKind::Tools | ListKind::Prompts => {
+            ("name", |s, n| names::exposed(&s.endpoint.connection, s.namespace, n))
+        }
+        ListKind::Resources => ("uri", |s, u| names::exposed_uri(&s.endpoint.connection, s.namespace, u)),
+        ListKind::ResourceTemplates => {
+            ("uriTemplate", |s, u| names::exposed_uri(&s.endpoint.connection, s.namespace, u))
+        }
+    };
+    let raw = object.get(member).ok_or("it has no name")?;
+    let name = object.str(member).ok_or("its name is no string")?.into_owned();
+    if kind != ListKind::Tools && object.str("name").is_none() {
+        return Err("it has no name");
+    }
+    let mut exposed = rewritten(source, &name);
+    let (mut destructive, mut read_only) = (false, false);
+    if kind == ListKind::Tools {
+        if !is_object("inputSchema") {
+            return Err("its inputSchema is no object schema");
+        }
+        if object.get("outputSchema").is_some() && !is_object("outputSchema") {
+            return Err("its outputSchema is no object schema");
+        }
+        let hint = |key| object.object("annotations").and_then(|a| a.bool(key));
+        read_only = hint("readOnlyHint").unwrap_or(false);
+        // server/tools: `destructiveHint` is true unless said otherwise, and means something only without `readOnlyHint`.
+        // For policies a tool is destructive only when somebody says so: the default would make every tool of a server
+        // without annotations destructive.
+        destructive = hint("destructiveHint").unwrap_or(false) && !read_only;
+        if let Some(rule) = source.rules.get(&name) {
+            if rule.hidden {
+                return Ok(None);
+            }
+            if let Some(alias) = &rule.alias {
+                exposed.clone_from(alias);
+            }
+            destructive = rule.destructive.unwrap_or(destructive);
+            read_only = rule.read_only.unwrap_or(read_only);
+        }
+    }
+    let text = if exposed == name {
+        text.to_owned()
+    } else {
+        let mut splice = Splice::new(text);
+        splice.replace(raw, serde_json::Value::from(exposed.as_str()).to_string());
+        splice.finish()
+    };
+    Ok(Some(Item { name, exposed, text, destructive, read_only }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::EndpointKind;
+
+    fn source(rules: &[(&str, ToolRule)]) -> Source {
+        Source {
+            endpoint: Arc::new(Endpoint {
+                workspace: "acme".parse().unwrap(),
+                connection: "git".parse().unwrap(),
+                version: ProtocolVersion::LATEST,
+                kind: EndpointKind::Stdio { command: vec![], env: vec![] },
+                isolation: None,
+                generation: 1,
+            }),
+            namespace: Namespace::Prefix,
+            rules: Arc::new(rules.iter().map(|(n, r)| ((*n).to_owned(), r.clone())).collect()),
+        }
+    }
+
+    fn listing(source: &Source, kind: ListKind, items: &[&str]) -> Listing {
+        let raw: Vec<Box<RawValue>> =
+            items.iter().map(|t| RawValue::from_string((*t).to_owned()).unwrap()).collect();
+        build(source, kind, &raw)
+    }
+
+    #[test]
+    fn tools_are_renamed_sorted_and_otherwise_untouched() {
+        let listing = listing(
+            &source(&[]),
+            ListKind::Tools,
+            &[
+                r#"{"x":1.0,"name":"log","inputSchema":{"type":"object"}}"#,
+                r#"{"name":"add","inputSchema":{"type":"object"},"annotations":{"destructiveHint":true}}"#,
+            ],
+        );
+        let names: Vec<&str> = listing.items().iter().map(|i| i.exposed.as_str()).collect();
+        assert_eq!(names, ["git__add", "git__log"]);
+        assert!(listing.named("add").unwrap().destructive);
+        assert_eq!(
+            listing.exposed("git__log").unwrap().text,
+            r#"{"x":1.0,"name":"git__log","inputSchema":{"type":"object"}}"#
+        );
+    }
+
+    #[test]
+    fn rules_of_the_workspace_win_over_hints() {
+        let rules = [
+            ("drop", ToolRule { hidden: true, ..ToolRule::default() }),
+            ("add", ToolRule { alias: Some("plus".into()), destructive: Some(false), ..ToolRule::default() }),
+        ];
+        let listing = listing(
+            &source(&rules),
+            ListKind::Tools,
+            &[
+                r#"{"name":"drop","inputSchema":{"type":"object"}}"#,
+                r#"{"name":"add","inputSchema":{"type":"object"},"annotations":{"destructiveHint":true}}"#,
+            ],
+        );
+        assert_eq!(listing.items().len(), 1);
+        let add = listing.exposed("plus").unwrap();
+        assert_eq!((add.name.as_str(), add.destructive), ("add", false));
+    }
+
+    #[test]
+    fn what_would_break_a_clients_whole_list_is_left_out() {
+        let listing = listing(
+            &source(&[]),
+            ListKind::Tools,
+            &[
+                r#"{"name":"ok","inputSchema":{"type":"object"}}"#,
+                r#"{"name":"no schema"}"#,
+                r#"{"name":5,"inputSchema":{"type":"object"}}"#,
+                r#"{"name":"bad schema","inputSchema":{"type":"string"}}"#,
+                r#"{"name":"bad output","inputSchema":{"type":"object"},"outputSchema":{"type":"array"}}"#,
+                r#"{"name":"twice","inputSchema":{"type":"object"}}"#,
+                r#"{"name":"twice","inputSchema":{"type":"object"}}"#,
+                "5",
+            ],
+        );
+        assert_eq!(listing.items().iter().map(|i| i.exposed.as_str()).collect::<Vec<_>>(), ["git__ok"]);
+    }
+
+    #[test]
+    fn uris_and_templates_are_prefixed() {
+        let resources = listing(
+            &source(&[]),
+            ListKind::Resources,
+            &[r#"{"uri":"file:///a","name":"a"}"#, r#"{"uri":"x:1"}"#],
+        );
+        assert_eq!(resources.items().len(), 1);
+        assert_eq!(resources.items()[0].text, r#"{"uri":"git+file:///a","name":"a"}"#);
+        let templates =
+            listing(&source(&[]), ListKind::ResourceTemplates, &[r#"{"uriTemplate":"f:{p}","name":"f"}"#]);
+        assert_eq!(templates.items()[0].exposed, "git+f:{p}");
+    }
+}
