@@ -1,0 +1,189 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{any, get, post};
+use http::header::HeaderName;
+use obol_auth::Keys;
+use obol_drain::Drain;
+use obol_llm::Llm;
+use obol_mcp::catalogue::Catalogue;
+use obol_mcp::pool::Pool;
+use obol_meter::Meter;
+use obol_model::{Clock, Invalidation, metric};
+use obol_session::Sessions;
+use obol_snapshot::Publications;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::compiled::CompileWorkspace;
+use crate::front::Front;
+use crate::llm::LlmSurface;
+use crate::mcp::Mcp;
+use crate::ops::{Ops, Redis, ReloadVerifier};
+use crate::origin::{self, OriginPolicy};
+
+/// Bounds and settings of the edge.
+#[derive(Debug, Clone)]
+pub struct EdgeOptions {
+    /// Largest request body on both surfaces (`OBOL_MAX_BODY_BYTES`).
+    pub max_body: usize,
+    /// Longest upstream phase of one request (`OBOL_UPSTREAM_TIMEOUT_S`).
+    pub upstream_timeout: Duration,
+    /// Which web pages may call.
+    pub origins: OriginPolicy,
+}
+
+/// Everything that the edge serves from; the composer builds it.
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "a bag of handles for one call")]
+pub struct GatewayParts {
+    /// Virtual keys.
+    pub keys: Arc<Keys>,
+    /// Publications.
+    pub publications: Arc<Publications<CompileWorkspace>>,
+    /// MCP sessions.
+    pub sessions: Arc<Sessions>,
+    /// Upstream MCP sessions.
+    pub pool: Arc<Pool>,
+    /// What upstreams offer.
+    pub catalogue: Arc<Catalogue>,
+    /// LLM providers.
+    pub llm: Arc<Llm>,
+    /// Usage.
+    pub meter: Meter,
+    /// Shutdown.
+    pub drain: Drain,
+    /// Wall time.
+    pub clock: Arc<dyn Clock>,
+    /// Whether Redis answers; always yes with the embedded store.
+    pub redis: Redis,
+    /// Who may force a reload; `None` turns `/internal/reload` off.
+    pub reload: Option<ReloadVerifier>,
+    /// Renders the metrics in Prometheus text.
+    pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// Bounds.
+    pub options: EdgeOptions,
+}
+
+/// The HTTP face of a replica.
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "holds nothing to look at but handles")]
+pub struct Gateway {
+    mcp: Arc<Mcp>,
+    llm: Arc<LlmSurface>,
+    ops: Arc<Ops>,
+    origins: OriginPolicy,
+}
+
+impl Gateway {
+    /// Puts the parts behind their routes.
+    pub fn new(parts: GatewayParts) -> Self {
+        let front = Front {
+            keys: parts.keys.clone(),
+            publications: parts.publications.clone(),
+            max_body: parts.options.max_body,
+        };
+        let origins = parts.options.origins.clone();
+        Self {
+            llm: Arc::new(LlmSurface::new(front.clone(), &parts)),
+            ops: Arc::new(Ops::new(&parts)),
+            mcp: Arc::new(Mcp::new(front, parts)),
+            origins,
+        }
+    }
+
+    /// The routes of `OBOL_LISTEN`.
+    pub fn public(&self) -> Router {
+        let mcp = Router::new()
+            .route("/mcp", any(crate::mcp::endpoint))
+            .route("/mcp/", any(crate::mcp::endpoint))
+            .route("/mcp/{connection}", any(crate::mcp::view_endpoint))
+            .route("/mcp/{connection}/", any(crate::mcp::view_endpoint))
+            .with_state(self.mcp.clone());
+        let llm = Router::new()
+            .route("/v1/chat/completions", post(crate::llm::chat_completions))
+            .route("/v1/models", get(crate::llm::models))
+            .route("/v1/models/{*model}", get(crate::llm::model))
+            .route("/v1/{*rest}", any(crate::llm::unknown))
+            .with_state(self.llm.clone());
+        Router::new()
+            .merge(mcp)
+            .merge(llm)
+            .layer(middleware::from_fn_with_state(self.origins.clone(), origin::layer))
+            .merge(self.probes())
+            .fallback(crate::ops::not_found)
+            .layer(middleware::from_fn(observe))
+    }
+
+    /// The routes of `OBOL_ADMIN_LISTEN`.
+    pub fn admin(&self) -> Router {
+        self.probes().merge(self.operations()).fallback(crate::ops::not_found)
+    }
+
+    /// All routes, for one port that serves everything (DESIGN §3).
+    pub fn one_port(&self) -> Router {
+        self.public().merge(self.operations())
+    }
+
+    fn operations(&self) -> Router {
+        Router::new()
+            .route("/metrics", get(crate::ops::metrics))
+            .route("/internal/reload", post(crate::ops::reload))
+            .with_state(self.ops.clone())
+    }
+
+    fn probes(&self) -> Router {
+        Router::new()
+            .route("/healthz", get(crate::ops::healthz))
+            .route("/readyz", get(crate::ops::readyz))
+            .with_state(self.ops.clone())
+    }
+
+    /// Everything that has to happen beside requests: changes that reach open streams, and the end of workers whose
+    /// session ended elsewhere. Runs until `shutdown`.
+    pub async fn run(
+        self,
+        invalidations: tokio::sync::broadcast::Receiver<Invalidation>,
+        shutdown: CancellationToken,
+    ) {
+        shutdown.run_until_cancelled(self.mcp.background(invalidations)).await;
+    }
+}
+
+/// Counts requests and measures the time until the head of the answer.
+async fn observe(request: Request, next: Next) -> Response {
+    let surface = match request.uri().path() {
+        p if p.starts_with("/mcp") => "mcp",
+        p if p.starts_with("/v1/") => "v1",
+        _ => "ops",
+    };
+    let start = Instant::now();
+    let mut response = next.run(request).await;
+    metrics::counter!(metric::HTTP_REQUESTS, "surface" => surface, "status" => status_class(&response))
+        .increment(1);
+    metrics::histogram!(metric::HTTP_SECONDS, "surface" => surface).record(start.elapsed().as_secs_f64());
+    if surface != "ops" {
+        // Intermediaries that buffer or transform would break streams and signatures alike.
+        let nosniff = HeaderName::from_static("x-content-type-options");
+        response.headers_mut().insert(nosniff, http::HeaderValue::from_static("nosniff"));
+    }
+    response
+}
+
+fn status_class(response: &Response) -> &'static str {
+    match response.status().as_u16() {
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        401 => "401",
+        403 => "403",
+        404 => "404",
+        429 => "429",
+        400..=499 => "4xx",
+        503 => "503",
+        _ => "5xx",
+    }
+}

@@ -1,0 +1,301 @@
+//! The LLM surface in the OpenAI dialect (DESIGN §11): authorize, route to the model's targets, meter, relay.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use obol_authz::{Action, Context, Era, Request as Question, Resource};
+use obol_llm::{
+    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Llm, LlmError, models_list, openai_error,
+};
+use obol_meter::{Meter, Price, Start, UsageGuard};
+use obol_model::snapshot::Model;
+use obol_model::{Clock, Kind, ModelName, Outcome, UsageKind};
+
+use crate::failure::{self, RETRY_AFTER_S, Refusal};
+use crate::front::{Admitted, Front};
+use crate::gateway::GatewayParts;
+
+/// What the LLM endpoints work with.
+pub(crate) struct LlmSurface {
+    front: Front,
+    llm: Arc<Llm>,
+    meter: Meter,
+    clock: Arc<dyn Clock>,
+}
+
+impl LlmSurface {
+    pub(crate) fn new(front: Front, parts: &GatewayParts) -> Self {
+        Self { front, llm: parts.llm.clone(), meter: parts.meter.clone(), clock: parts.clock.clone() }
+    }
+}
+
+/// `POST /v1/chat/completions`, plain and streaming.
+pub(crate) async fn chat_completions(State(surface): State<Arc<LlmSurface>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    with_request(&surface, &head.headers, async |admitted| surface.chat(admitted, body).await).await
+}
+
+/// `GET /v1/models`: the models that the caller may invoke.
+pub(crate) async fn models(State(surface): State<Arc<LlmSurface>>, headers: HeaderMap) -> Response {
+    with_request(&surface, &headers, async |admitted| {
+        let visible = admitted.publication.workspace.models.keys().filter(|name| may_invoke(admitted, name));
+        Ok(failure::bytes_response(Response::builder(), models_list(visible, surface.clock.now())))
+    })
+    .await
+}
+
+/// `GET /v1/models/{id}`.
+pub(crate) async fn model(
+    State(surface): State<Arc<LlmSurface>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    with_request(&surface, &headers, async |admitted| {
+        let (name, _) = find(admitted, &name)?;
+        let created = surface.clock.now().as_second();
+        let body =
+            serde_json::json!({ "id": name, "object": "model", "created": created, "owned_by": "obol" });
+        Ok(failure::json(Response::builder(), &body))
+    })
+    .await
+}
+
+/// Everything else below `/v1`.
+pub(crate) async fn unknown(State(surface): State<Arc<LlmSurface>>, headers: HeaderMap) -> Response {
+    with_request(&surface, &headers, async |_| {
+        let message = "this endpoint is not served; there are /v1/chat/completions and /v1/models";
+        Err(Refused::new(Kind::NotFound, "unknown_endpoint", message))
+    })
+    .await
+}
+
+async fn with_request<F>(surface: &LlmSurface, headers: &HeaderMap, serve: F) -> Response
+where
+    F: AsyncFnOnce(&Admitted) -> Result<Response, Refused>,
+{
+    let admitted = match surface.front.admit(headers, true).await {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Refused::from(refusal).respond(),
+    };
+    let mut response = match serve(&admitted).await {
+        Ok(response) => response,
+        Err(refused) => refused.respond(),
+    };
+    response.headers_mut().insert("x-request-id", failure::request_id_header(admitted.request_id));
+    response
+}
+
+impl LlmSurface {
+    async fn chat(&self, admitted: &Admitted, body: Body) -> Result<Response, Refused> {
+        let body = self.front.body(body).await?;
+        let request = ChatRequest::parse(body).map_err(Refused::from)?;
+        let (name, model) = find(admitted, request.model())?;
+        let attempts = attempts(admitted, model);
+        let mut guard = self.begin_usage(admitted, name, model)?;
+        let answer = match self.llm.chat(&request, &attempts).await {
+            Ok(answer) => answer,
+            Err(e) => {
+                guard.finish(Outcome::Error);
+                tracing::warn!(request_id = %admitted.request_id, model = %name, error = %e, "completion failed");
+                return Err(e.into());
+            }
+        };
+        let target = attempts.get(answer.target_index).map(|a| (a.provider, a.target));
+        let mut head = Response::builder().status(answer.status);
+        if let Some((provider, target)) = target {
+            guard.served_by(provider, &target.model, target.price);
+            if let Ok(value) = HeaderValue::from_str(&format!("{provider}/{}", target.model)) {
+                head = head.header("x-obol-target", value);
+            }
+        }
+        Ok(relay(head, answer, guard))
+    }
+
+    fn begin_usage(
+        &self,
+        admitted: &Admitted,
+        name: &ModelName,
+        model: &Model,
+    ) -> Result<UsageGuard, Refused> {
+        let start = Start {
+            request_id: admitted.request_id,
+            workspace_id: admitted.key.workspace_id.clone(),
+            key_id: admitted.key.key_id.clone(),
+            revision: admitted.publication.revision(),
+            kind: UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None },
+            price: Price::Tokens(model.targets.first().map(|t| t.price).unwrap_or_default()),
+        };
+        self.meter.begin(start).map_err(|e| {
+            tracing::warn!(error = %e, "completion refused, its usage could not be recorded");
+            Refused::new(Kind::Unavailable, "meter_unavailable", "usage cannot be recorded right now")
+        })
+    }
+}
+
+/// The model that the caller calls `name`. One that does not exist and one that may not be invoked have one answer.
+fn find<'a>(admitted: &'a Admitted, name: &str) -> Result<(&'a ModelName, &'a Model), Refused> {
+    admitted
+        .publication
+        .workspace
+        .models
+        .get_key_value(name)
+        .filter(|(name, _)| may_invoke(admitted, name))
+        .ok_or_else(|| {
+            let short: String = name.chars().take(128).collect();
+            let message = format!("The model `{short}` does not exist or you do not have access to it.");
+            Refused { param: Some("model"), ..Refused::new(Kind::NotFound, "model_not_found", message) }
+        })
+}
+
+fn may_invoke(admitted: &Admitted, name: &ModelName) -> bool {
+    let question = Question {
+        caller: &admitted.caller,
+        action: Action::InvokeModel,
+        resource: Resource::Model { name },
+        context: Context {
+            environment: &admitted.publication.workspace.environment,
+            client: None,
+            era: Era::Modern,
+            arguments: None,
+        },
+    };
+    admitted.publication.compiled.policies.decide(&question).allowed
+}
+
+fn attempts<'a>(admitted: &'a Admitted, model: &'a Model) -> Vec<Attempt<'a>> {
+    let publication = &admitted.publication;
+    model
+        .targets
+        .iter()
+        .filter_map(|target| {
+            let provider = publication.workspace.providers.get(&target.provider)?;
+            Some(Attempt {
+                provider: &target.provider,
+                base_url: &provider.base_url,
+                credential: publication.compiled.credentials.get(&target.provider),
+                target,
+                allow_private: provider.allow_private,
+            })
+        })
+        .collect()
+}
+
+fn relay(head: http::response::Builder, answer: Answer, mut guard: UsageGuard) -> Response {
+    let head = head.header(header::CONTENT_TYPE, answer.content_type);
+    let response = match answer.body {
+        AnswerBody::Full { bytes, usage } => {
+            if let Some(usage) = usage {
+                guard.set_tokens(usage.tokens, usage.estimated);
+            }
+            guard.finish(if answer.status.is_success() { Outcome::Ok } else { Outcome::Error });
+            head.header(header::CACHE_CONTROL, "no-store").body(Body::from(bytes))
+        }
+        AnswerBody::Stream(stream) => {
+            let metered = MeteredStream { stream, guard: Some(guard) };
+            let events = futures::stream::unfold(metered, |mut metered| async move {
+                let bytes = metered.next().await?;
+                Some((Ok::<_, Infallible>(Frame::data(bytes)), metered))
+            });
+            // Nothing on the way may buffer, cache or compress a stream (DESIGN §11.3).
+            head.header(header::CACHE_CONTROL, "no-cache, no-transform")
+                .header("x-accel-buffering", "no")
+                .body(Body::new(StreamBody::new(events)))
+        }
+    };
+    response.unwrap_or_else(|_| {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+/// A stream that is metered however it ends. A client that leaves drops it, which closes the upstream at once.
+struct MeteredStream {
+    stream: Box<ChatStream>,
+    guard: Option<UsageGuard>,
+}
+
+impl MeteredStream {
+    async fn next(&mut self) -> Option<Bytes> {
+        let next = self.stream.next().await;
+        if next.is_none() {
+            let outcome = if self.stream.end().complete { Outcome::Ok } else { Outcome::Partial };
+            self.settle(Some(outcome));
+        }
+        next
+    }
+
+    fn settle(&mut self, outcome: Option<Outcome>) {
+        let Some(mut guard) = self.guard.take() else { return };
+        let end = self.stream.end();
+        guard.set_tokens(end.tokens, end.estimated);
+        if let Some(outcome) = outcome {
+            guard.finish(outcome);
+        }
+    }
+}
+
+impl Drop for MeteredStream {
+    fn drop(&mut self) {
+        self.settle(None);
+    }
+}
+
+/// A refusal in the OpenAI dialect (DESIGN §11.4).
+struct Refused {
+    kind: Kind,
+    code: String,
+    message: String,
+    param: Option<&'static str>,
+    retry_after_s: Option<u64>,
+    challenge: Option<&'static str>,
+}
+
+impl Refused {
+    fn new(kind: Kind, code: &str, message: impl Into<String>) -> Self {
+        let retry_after_s = matches!(kind, Kind::Unavailable | Kind::Stopping).then_some(RETRY_AFTER_S);
+        Self {
+            kind,
+            code: code.to_owned(),
+            message: message.into(),
+            param: None,
+            retry_after_s,
+            challenge: None,
+        }
+    }
+
+    fn respond(self) -> Response {
+        let mut head = Response::builder().status(failure::status(self.kind));
+        if let Some(seconds) = self.retry_after_s {
+            head = head.header(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if let Some(challenge) = self.challenge {
+            head = head.header(header::WWW_AUTHENTICATE, challenge);
+        }
+        failure::bytes_response(head, openai_error(self.kind, &self.code, &self.message, self.param))
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            retry_after_s: refusal.retry_after_s,
+            challenge: refusal.challenge,
+            ..Self::new(refusal.kind, refusal.code, refusal.message)
+        }
+    }
+}
+
+impl From<LlmError> for Refused {
+    fn from(e: LlmError) -> Self {
+        let retry_after_s = e.retry_after().map(|after| after.as_secs().max(1));
+        Self { param: e.param(), retry_after_s, ..Self::new(e.kind(), e.code(), e.to_string()) }
+    }
+}

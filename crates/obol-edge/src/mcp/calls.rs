@@ -1,0 +1,451 @@
+//! Requests that an upstream answers: routed, authorized, metered, and otherwise passed through as they came.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::FutureExt as _;
+use obol_mcp::catalogue::Source;
+use obol_mcp::names;
+use obol_mcp::pool::{Call, CallError, Event, Exchange, ListKind};
+use obol_mcp::wire::{self, Message, Object, RpcError, Splice};
+use obol_meter::{Price, Start, UsageGuard};
+use obol_model::snapshot::SessionBinding;
+use obol_model::{ConnectionName, Kind, Outcome, UsageKind};
+use obol_session::{SessionError, SessionRecord};
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::answer::{Answer, FRAMES, Frame};
+use super::inflight::InFlightCall;
+use super::resolve::{Resolved, Unresolved};
+use super::session::Ctx;
+use super::{Mcp, refuse};
+
+/// A request on its way to one upstream.
+struct Forward {
+    ctx: Ctx,
+    /// The client's id, as it spelled it.
+    id: Box<RawValue>,
+    method: &'static str,
+    connection: ConnectionName,
+    source: Source,
+    /// As the upstream will read them.
+    params: String,
+    progress_token: Option<Box<RawValue>>,
+    guard: Option<UsageGuard>,
+    /// The exposed URI that the session subscribes to once the upstream has agreed.
+    subscribe: Option<String>,
+}
+
+impl Mcp {
+    pub(super) async fn call_tool(
+        self: &Arc<Self>,
+        ctx: Ctx,
+        id: &RawValue,
+        params: Option<&RawValue>,
+    ) -> Result<Answer, RpcError> {
+        let (text, params) = object(params)?;
+        let (raw_name, name) = required(&params, "name")?;
+        let arguments = params.get("arguments").map_or("{}", RawValue::get);
+        let found = self.resolve(&ctx, ListKind::Tools, &name).await.map_err(|e| match e {
+            Unresolved::Unknown => refuse::unknown_tool(&name),
+            Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
+        })?;
+        let allowed = found
+            .item()
+            .filter(|item| ctx.may_use(ListKind::Tools, &found.connection, item, Some(arguments)))
+            .ok_or_else(|| refuse::unknown_tool(&name))?;
+        let tool = allowed.name.clone();
+        let guard = self.begin_usage(&ctx, &found.connection, &tool)?;
+        let params_text = rename(text, raw_name, &tool);
+        let forward = Forward {
+            progress_token: progress_token(&params),
+            guard: Some(guard),
+            ..Forward::new(ctx, id, "tools/call", found, params_text)
+        };
+        Ok(self.forward(forward))
+    }
+
+    fn begin_usage(
+        &self,
+        ctx: &Ctx,
+        connection: &ConnectionName,
+        tool: &str,
+    ) -> Result<UsageGuard, RpcError> {
+        let snapshot = &ctx.admitted.publication.workspace;
+        let price = snapshot.connections.get(connection).map_or_else(Default::default, |c| {
+            c.tools.get(tool).and_then(|rule| rule.price_per_call).unwrap_or(c.price_per_call)
+        });
+        let start = Start {
+            request_id: ctx.admitted.request_id,
+            workspace_id: ctx.workspace().clone(),
+            key_id: ctx.admitted.key.key_id.clone(),
+            revision: ctx.admitted.publication.revision(),
+            kind: UsageKind::ToolCall { connection: connection.clone(), tool: tool.to_owned() },
+            price: Price::PerCall(price),
+        };
+        self.meter.begin(start).map_err(|e| {
+            tracing::warn!(error = %e, "call refused, its usage could not be recorded");
+            let message = "usage cannot be recorded right now";
+            refuse::rpc(Kind::Unavailable, "meter_unavailable", message, Some(ctx.admitted.request_id))
+        })
+    }
+
+    pub(super) async fn get_prompt(
+        self: &Arc<Self>,
+        ctx: Ctx,
+        id: &RawValue,
+        params: Option<&RawValue>,
+    ) -> Result<Answer, RpcError> {
+        let (text, params) = object(params)?;
+        let (raw_name, name) = required(&params, "name")?;
+        let found = self.resolve_prompt(&ctx, &name, params.get("arguments").map(RawValue::get)).await?;
+        let prompt = found.item().map(|i| i.name.clone()).unwrap_or_default();
+        let params_text = rename(text, raw_name, &prompt);
+        let forward = Forward {
+            progress_token: progress_token(&params),
+            ..Forward::new(ctx, id, "prompts/get", found, params_text)
+        };
+        Ok(self.forward(forward))
+    }
+
+    async fn resolve_prompt(
+        &self,
+        ctx: &Ctx,
+        name: &str,
+        arguments: Option<&str>,
+    ) -> Result<Resolved, RpcError> {
+        let found = self.resolve(ctx, ListKind::Prompts, name).await.map_err(|e| match e {
+            Unresolved::Unknown => refuse::unknown_prompt(name),
+            Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
+        })?;
+        let allowed = found.item().is_some_and(|item| {
+            ctx.may_use(ListKind::Prompts, &found.connection, item, arguments.or(Some("{}")))
+        });
+        if allowed { Ok(found) } else { Err(refuse::unknown_prompt(name)) }
+    }
+
+    pub(super) fn read_resource(
+        self: &Arc<Self>,
+        ctx: Ctx,
+        id: &RawValue,
+        params: Option<&RawValue>,
+    ) -> Result<Answer, RpcError> {
+        let forward = Self::resource(ctx, id, "resources/read", params)?;
+        Ok(self.forward(forward))
+    }
+
+    pub(super) fn subscribe(
+        self: &Arc<Self>,
+        ctx: Ctx,
+        id: &RawValue,
+        params: Option<&RawValue>,
+    ) -> Result<Answer, RpcError> {
+        let exposed = required(&object(params)?.1, "uri")?.1;
+        let forward = Self::resource(ctx, id, "resources/subscribe", params)?;
+        Ok(self.forward(Forward { subscribe: Some(exposed), ..forward }))
+    }
+
+    /// Only the session forgets the resource: the upstream session may be shared with others that still want it, and
+    /// updates that nobody subscribed to are not delivered.
+    pub(super) async fn unsubscribe(&self, ctx: &Ctx, params: Option<&RawValue>) -> Result<String, RpcError> {
+        let (_, uri) = required(&object(params)?.1, "uri")?;
+        self.change_session(ctx, |record| {
+            record.subscriptions.remove(&uri);
+        })
+        .await?;
+        Ok("{}".to_owned())
+    }
+
+    pub(super) async fn set_level(&self, ctx: &Ctx, params: Option<&RawValue>) -> Result<String, RpcError> {
+        let (_, level) = required(&object(params)?.1, "level")?;
+        if rank(&level).is_none() {
+            let message = format!("`level` must be one of {}", LEVELS.join(", "));
+            return Err(refuse::params(message));
+        }
+        self.change_session(ctx, |record| record.log_level = Some(level.clone())).await?;
+        Ok("{}".to_owned())
+    }
+
+    pub(super) async fn complete(
+        self: &Arc<Self>,
+        ctx: Ctx,
+        id: &RawValue,
+        params: Option<&RawValue>,
+    ) -> Result<Answer, RpcError> {
+        let (text, params) = object(params)?;
+        let reference = params.object("ref").ok_or_else(|| refuse::params("`ref` must be an object"))?;
+        let mut splice = Splice::new(text);
+        let (connection, source) = match reference.str("type").as_deref() {
+            Some("ref/prompt") => {
+                let (raw, name) = required(&reference, "name")?;
+                let found = self.resolve_prompt(&ctx, &name, None).await?;
+                let prompt = found.item().map(|i| i.name.as_str()).unwrap_or_default();
+                splice.replace(raw, quoted(prompt));
+                (found.connection, found.source)
+            }
+            Some("ref/resource") => {
+                let (raw, uri) = required(&reference, "uri")?;
+                let (connection, source, inner) =
+                    ctx.resolve_uri(&uri).ok_or_else(|| refuse::unknown_resource(&uri))?;
+                if !ctx.may_read(&connection, inner) {
+                    return Err(refuse::unknown_resource(&uri));
+                }
+                splice.replace(raw, quoted(inner));
+                (connection, source)
+            }
+            _ => return Err(refuse::params("`ref.type` must be `ref/prompt` or `ref/resource`")),
+        };
+        let forward = Forward {
+            ctx,
+            id: id.to_owned(),
+            method: "completion/complete",
+            connection,
+            source,
+            params: splice.finish(),
+            progress_token: progress_token(&params),
+            guard: None,
+            subscribe: None,
+        };
+        Ok(self.forward(forward))
+    }
+
+    fn resource(
+        ctx: Ctx,
+        id: &RawValue,
+        method: &'static str,
+        params: Option<&RawValue>,
+    ) -> Result<Forward, RpcError> {
+        let (text, params) = object(params)?;
+        let (raw, uri) = required(&params, "uri")?;
+        let (connection, source, inner) =
+            ctx.resolve_uri(&uri).ok_or_else(|| refuse::unknown_resource(&uri))?;
+        if !ctx.may_read(&connection, inner) {
+            return Err(refuse::unknown_resource(&uri));
+        }
+        let params_text = rename(text, raw, inner);
+        Ok(Forward {
+            ctx,
+            id: id.to_owned(),
+            method,
+            connection,
+            source,
+            params: params_text,
+            progress_token: progress_token(&params),
+            guard: None,
+            subscribe: None,
+        })
+    }
+
+    fn forward(self: &Arc<Self>, forward: Forward) -> Answer {
+        let (frames, receiver) = mpsc::channel(FRAMES);
+        let entry = self.inflight.enter(forward.ctx.session.session_id, forward.id.get());
+        let mcp = self.clone();
+        Answer::Call(async move { mcp.drive(forward, entry, frames).await }.boxed(), receiver)
+    }
+
+    async fn drive(&self, mut forward: Forward, entry: InFlightCall, frames: mpsc::Sender<Frame>) {
+        let guard = forward.guard.take();
+        let answered = tokio::select! {
+            biased;
+            () = entry.cancelled.cancelled() => None,
+            exchange = self.begin(&forward) => Some(exchange),
+        };
+        let ended = match answered {
+            None => None,
+            Some(Err(e)) => Some(Err(e)),
+            Some(Ok(exchange)) => self.exchange(&forward, exchange, &entry, &frames).await,
+        };
+        let (outcome, bytes) = match ended {
+            // Cancelled: no answer is sent (utilities/cancellation, "Behavior Requirements").
+            None => (Outcome::Partial, None),
+            Some(Ok((outcome, bytes))) => (outcome, Some(bytes)),
+            Some(Err(e)) => {
+                let id = forward.ctx.admitted.request_id;
+                tracing::warn!(request_id = %id, connection = %forward.connection, method = forward.method, error = %e, "call failed");
+                let error = refuse::upstream(&e, forward.connection.as_str(), id);
+                // What may have been executed is charged (DESIGN §9.7).
+                let unknown = matches!(e, CallError::OutcomeUnknown | CallError::Timeout);
+                (
+                    if unknown { Outcome::Partial } else { Outcome::Error },
+                    Some(wire::error_response(Some(&forward.id), &error)),
+                )
+            }
+        };
+        if let Some(guard) = guard {
+            guard.finish(outcome);
+        }
+        if let Some(bytes) = bytes {
+            // Fails when the client is gone: then nobody is there to be told.
+            drop(frames.send(Frame::Final(bytes)).await);
+        }
+    }
+
+    async fn begin(&self, forward: &Forward) -> Result<Exchange, CallError> {
+        let snapshot = forward.ctx.admitted.publication.workspace.connections.get(&forward.connection);
+        let own = snapshot.and_then(|c| c.timeout_s).map(std::time::Duration::from_secs);
+        let timeout = own.map_or(self.upstream_timeout, |own| own.min(self.upstream_timeout));
+        let call = Call {
+            method: forward.method,
+            params: Some(&forward.params),
+            progress_token: forward.progress_token.as_deref(),
+            log_level: forward.ctx.session.log_level.as_deref(),
+            deadline: Instant::now() + timeout,
+        };
+        self.pool.call(&forward.source.endpoint, call).await
+    }
+
+    /// Relays until the answer; `None` when the client cancelled.
+    async fn exchange(
+        &self,
+        forward: &Forward,
+        mut exchange: Exchange,
+        entry: &InFlightCall,
+        frames: &mpsc::Sender<Frame>,
+    ) -> Option<Result<(Outcome, Bytes), CallError>> {
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = entry.cancelled.cancelled() => {
+                    exchange.cancel(Some("cancelled by the client")).await;
+                    return None;
+                }
+                event = exchange.next() => event,
+            };
+            match event {
+                Some(Ok(Event::Notification(bytes))) => {
+                    if forward.wants(&bytes) {
+                        // Fails when the client is gone; the call goes on without an audience.
+                        drop(frames.send(Frame::Message(bytes)).await);
+                    }
+                }
+                Some(Ok(Event::Result(bytes))) => return Some(self.result(forward, &bytes).await),
+                Some(Ok(Event::Error(bytes))) => {
+                    let Ok(text) = std::str::from_utf8(&bytes) else {
+                        return Some(Err(CallError::Protocol { reason: "its error is no text" }));
+                    };
+                    return Some(Ok((Outcome::Error, wire::raw_error_response(&forward.id, text))));
+                }
+                Some(Err(e)) => return Some(Err(e)),
+                None => return Some(Err(CallError::Protocol { reason: "it ended without an answer" })),
+            }
+        }
+    }
+
+    async fn result(&self, forward: &Forward, bytes: &Bytes) -> Result<(Outcome, Bytes), CallError> {
+        let text = std::str::from_utf8(bytes)
+            .map_err(|_| CallError::Protocol { reason: "its result is no text" })?;
+        if let Some(uri) = &forward.subscribe {
+            let saved = self.change_session(&forward.ctx, |record| {
+                record.subscriptions.insert(uri.clone());
+            });
+            if let Err(error) = saved.await {
+                return Ok((Outcome::Error, wire::error_response(Some(&forward.id), &error)));
+            }
+            self.streams.wake(forward.ctx.session.session_id);
+        }
+        let namespace = forward.source.namespace;
+        let text = names::rewrite_result(&forward.connection, namespace, forward.method, text);
+        Ok((Outcome::Ok, wire::response(&forward.id, &text)))
+    }
+
+    /// Changes the record of the session, on top of what others change at the same time.
+    async fn change_session(
+        &self,
+        ctx: &Ctx,
+        change: impl Fn(&mut SessionRecord) + Send,
+    ) -> Result<(), RpcError> {
+        let record = SessionRecord::clone(&ctx.session);
+        let owner = ctx.session.principal.clone();
+        let caller = obol_session::Caller {
+            workspace_id: ctx.workspace(),
+            principal: &owner,
+            binding: SessionBinding::Principal,
+        };
+        match self.sessions.update(record, &caller, change).await {
+            Ok(_) => Ok(()),
+            Err(e) => Err(session_lost(&e, ctx)),
+        }
+    }
+}
+
+fn session_lost(error: &SessionError, ctx: &Ctx) -> RpcError {
+    let message = "the session could not be changed";
+    refuse::rpc(error.kind(), "session_store", message, Some(ctx.admitted.request_id))
+}
+
+impl Forward {
+    fn new(ctx: Ctx, id: &RawValue, method: &'static str, found: Resolved, params: String) -> Self {
+        Self {
+            ctx,
+            id: id.to_owned(),
+            method,
+            connection: found.connection,
+            source: found.source,
+            params,
+            progress_token: None,
+            guard: None,
+            subscribe: None,
+        }
+    }
+
+    /// Log messages are filtered by the level of the session, since a shared upstream logs for the most verbose one.
+    fn wants(&self, notification: &Bytes) -> bool {
+        let Ok(wire::Incoming::Single(Message::Notification { method, params })) = wire::parse(notification)
+        else {
+            return true;
+        };
+        method != "notifications/message" || logs(&self.ctx.session, params)
+    }
+}
+
+/// The levels of RFC 5424, least severe first (server/utilities/logging).
+const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+/// What a session gets that has set no level.
+const DEFAULT_LEVEL: &str = "info";
+
+fn rank(level: &str) -> Option<usize> {
+    LEVELS.iter().position(|l| *l == level)
+}
+
+/// Whether a session wants a log message with these params.
+pub(super) fn logs(session: &SessionRecord, params: Option<&RawValue>) -> bool {
+    let level =
+        params.and_then(|p| Object::parse(p.get()).ok()?.str("level").map(std::borrow::Cow::into_owned));
+    logs_level(session, level.as_deref().unwrap_or_default())
+}
+
+/// Whether a session wants log messages of `level`; unknown levels are passed on.
+pub(super) fn logs_level(session: &SessionRecord, level: &str) -> bool {
+    let wanted = rank(session.log_level.as_deref().unwrap_or(DEFAULT_LEVEL)).unwrap_or(0);
+    rank(level).is_none_or(|level| level >= wanted)
+}
+
+fn object(params: Option<&RawValue>) -> Result<(&str, Object<'_>), RpcError> {
+    let text = params.map(RawValue::get).ok_or_else(|| refuse::params("this method needs `params`"))?;
+    let object = Object::parse(text).map_err(|e| refuse::params(e.to_string()))?;
+    Ok((text, object))
+}
+
+fn required<'a>(object: &Object<'a>, key: &str) -> Result<(&'a RawValue, String), RpcError> {
+    match (object.get(key), object.str(key)) {
+        (Some(raw), Some(text)) => Ok((raw, text.into_owned())),
+        _ => Err(refuse::params(format!("`{key}` must be a string"))),
+    }
+}
+
+fn progress_token(params: &Object<'_>) -> Option<Box<RawValue>> {
+    let token = params.object("_meta")?.get("progressToken")?;
+    Some(token.to_owned())
+}
+
+fn rename(text: &str, raw: &RawValue, name: &str) -> String {
+    let mut splice = Splice::new(text);
+    splice.replace(raw, quoted(name));
+    splice.finish()
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

@@ -1,0 +1,144 @@
+//! What a request knows of its session, and what its caller may see.
+
+use std::sync::Arc;
+
+use obol_authz::{Action, Context, Era, Request, Resource};
+use obol_mcp::catalogue::{Item, Source};
+use obol_mcp::pool::ListKind;
+use obol_mcp::wire::{Object, ProtocolVersion};
+use obol_model::{ConnectionName, SessionId, WorkspaceId};
+use obol_session::{SessionError, SessionRecord};
+use url::Url;
+
+use super::Mcp;
+use crate::compiled::isolation_of;
+use crate::failure::Refusal;
+use crate::front::Admitted;
+
+/// One request of one session under one publication. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Ctx {
+    pub(super) admitted: Admitted,
+    pub(super) session: Arc<SessionRecord>,
+    pub(super) version: ProtocolVersion,
+    /// `/mcp/{connection}` shows one connection alone.
+    pub(super) view: Option<ConnectionName>,
+}
+
+impl Ctx {
+    pub(super) fn workspace(&self) -> &WorkspaceId {
+        &self.admitted.key.workspace_id
+    }
+
+    /// The connections that the caller may connect to, in the order of their names.
+    pub(super) fn connections(&self) -> impl Iterator<Item = (&ConnectionName, Source)> {
+        let all = &self.admitted.publication.compiled.connections;
+        all.iter()
+            .filter(|(name, _)| self.view.as_ref().is_none_or(|v| v == *name))
+            .filter(|(name, _)| may_connect(&self.admitted, Some(self), name))
+            .map(|(name, c)| {
+                let source = c.source(self.version, &self.session.session_id, &self.session.principal);
+                (name, source)
+            })
+    }
+
+    /// The connection `name`, when the caller may connect to it.
+    pub(super) fn connection(&self, name: &ConnectionName) -> Option<Source> {
+        self.connections().find(|(n, _)| *n == name).map(|(_, source)| source)
+    }
+
+    /// The one decision that lists and uses share (DESIGN §8.4). `arguments` is the raw JSON of a call, `None` for a
+    /// list.
+    pub(super) fn may(&self, action: Action, resource: Resource<'_>, arguments: Option<&str>) -> bool {
+        decide(&self.admitted, Some(self), action, resource, arguments)
+    }
+
+    /// Whether the caller may use `item`; what may not be used is not shown.
+    pub(super) fn may_use(
+        &self,
+        kind: ListKind,
+        connection: &ConnectionName,
+        item: &Item,
+        arguments: Option<&str>,
+    ) -> bool {
+        match kind {
+            ListKind::Tools => {
+                let tool = Resource::Tool {
+                    connection,
+                    name: &item.name,
+                    destructive: item.destructive,
+                    read_only: item.read_only,
+                };
+                self.may(Action::CallTool, tool, arguments)
+            }
+            ListKind::Prompts => {
+                let prompt = Resource::Prompt { connection, name: &item.name };
+                self.may(Action::GetPrompt, prompt, arguments)
+            }
+            ListKind::Resources | ListKind::ResourceTemplates => self.may_read(connection, &item.name),
+        }
+    }
+
+    /// Whether the caller may read `uri` of `connection`. A URI with another spelling of the same thing (dot segments,
+    /// case of the host) must pass in both spellings: the upstream gets the first one, a policy may name the second.
+    pub(super) fn may_read(&self, connection: &ConnectionName, uri: &str) -> bool {
+        let allowed =
+            |uri: &str| self.may(Action::ReadResource, Resource::Resource { connection, uri }, None);
+        let normalized = Url::parse(uri).map(String::from).ok().filter(|n| n != uri);
+        allowed(uri) && normalized.is_none_or(|n| allowed(&n))
+    }
+}
+
+fn client_name(ctx: &Ctx) -> Option<String> {
+    let info = ctx.session.client_info.as_ref()?;
+    Object::parse(info.get()).ok()?.str("name").map(std::borrow::Cow::into_owned)
+}
+
+pub(super) fn may_connect(admitted: &Admitted, ctx: Option<&Ctx>, name: &ConnectionName) -> bool {
+    decide(admitted, ctx, Action::Connect, Resource::Connection(name), None)
+}
+
+fn decide(
+    admitted: &Admitted,
+    ctx: Option<&Ctx>,
+    action: Action,
+    resource: Resource<'_>,
+    arguments: Option<&str>,
+) -> bool {
+    let client = ctx.and_then(client_name);
+    let request = Request {
+        caller: &admitted.caller,
+        action,
+        resource,
+        context: Context {
+            environment: &admitted.publication.workspace.environment,
+            client: client.as_deref(),
+            era: Era::Legacy,
+            arguments,
+        },
+    };
+    admitted.publication.compiled.policies.decide(&request).allowed
+}
+
+/// The session's answers as HTTP (DESIGN §6.4). Foreign, unknown and malformed ids have one body.
+pub(super) fn refusal(error: &SessionError) -> Refusal {
+    let (code, message) = match error {
+        SessionError::NoSuchSession => {
+            ("session_not_found", "there is no such session; start again with `initialize`")
+        }
+        SessionError::TooMany { .. } => {
+            ("too_many_sessions", "the caller has as many live sessions as it may; end some")
+        }
+        _ => ("session_store_unavailable", "sessions cannot be looked up right now"),
+    };
+    Refusal::new(error.kind(), code, message)
+}
+
+impl Mcp {
+    /// What this replica holds of a session that has ended.
+    pub(super) async fn end_session(&self, workspace: &WorkspaceId, id: SessionId) {
+        self.inflight.cancel_all(id);
+        self.streams.end(id);
+        self.pool.close_isolated(workspace, &isolation_of(&id)).await;
+    }
+}

@@ -1,0 +1,171 @@
+//! Probes, metrics and the reload that control forces (DESIGN §3).
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use obol_auth::{Expected, ServiceTokens};
+use obol_drain::Drain;
+use obol_model::{Clock, Kind, WorkspaceId};
+use obol_snapshot::Publications;
+use serde::{Deserialize, Serialize};
+
+use crate::compiled::CompileWorkspace;
+use crate::failure::{Refusal, json};
+use crate::gateway::GatewayParts;
+
+/// Asks Redis for a sign of life, within its own deadline.
+pub type Redis = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// Who may call `/internal/reload`.
+#[derive(Debug, Clone)]
+pub struct ReloadVerifier {
+    /// Verifies the service JWT.
+    pub tokens: Arc<ServiceTokens>,
+    /// Whom it must be for.
+    pub audience: String,
+    /// Who must have signed it.
+    pub issuer: String,
+}
+
+pub(crate) struct Ops {
+    publications: Arc<Publications<CompileWorkspace>>,
+    drain: Drain,
+    redis: Redis,
+    reload: Option<ReloadVerifier>,
+    clock: Arc<dyn Clock>,
+    metrics: Arc<dyn Fn() -> String + Send + Sync>,
+}
+
+impl Ops {
+    pub(crate) fn new(parts: &GatewayParts) -> Self {
+        Self {
+            publications: parts.publications.clone(),
+            drain: parts.drain.clone(),
+            redis: parts.redis.clone(),
+            reload: parts.reload.clone(),
+            clock: parts.clock.clone(),
+            metrics: parts.metrics.clone(),
+        }
+    }
+}
+
+/// `GET /healthz`: the process lives. No I/O, so that nothing but the process itself can fail it.
+pub(crate) async fn healthz() -> Response {
+    json(Response::builder(), &serde_json::json!({"status": "ok"}))
+}
+
+/// `GET /readyz`: at least one publication, a Redis that answers in time, and no drain.
+pub(crate) async fn readyz(State(ops): State<Arc<Ops>>) -> Response {
+    let reason = if ops.drain.is_draining() {
+        Some("draining")
+    } else if !(ops.redis)().await {
+        Some("redis")
+    } else if ops.publications.loaded() == 0 {
+        Some("no_snapshot")
+    } else {
+        None
+    };
+    match reason {
+        None => json(Response::builder(), &serde_json::json!({"status": "ready"})),
+        Some(reason) => json(
+            Response::builder().status(StatusCode::SERVICE_UNAVAILABLE),
+            &serde_json::json!({"status": "unready", "reason": reason}),
+        ),
+    }
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(State(ops): State<Arc<Ops>>) -> Response {
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, content_type)], (ops.metrics)()).into_response()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReloadRequest {
+    #[serde(default)]
+    workspace_id: Option<WorkspaceId>,
+    #[serde(default)]
+    all: bool,
+}
+
+#[derive(Serialize)]
+struct Reloaded {
+    workspace_id: WorkspaceId,
+    /// `null` when the workspace is not published any more.
+    revision: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// `POST /internal/reload` with a service JWT of control.
+pub(crate) async fn reload(State(ops): State<Arc<Ops>>, headers: HeaderMap, body: Bytes) -> Response {
+    match ops.reload(&headers, &body).await {
+        Ok(reloaded) => json(Response::builder(), &serde_json::json!({"reloaded": reloaded})),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+impl Ops {
+    async fn reload(&self, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Reloaded>, Refusal> {
+        let verifier = self.reload.as_ref().ok_or_else(|| {
+            let message = "reload is off: set OBOL_SERVICE_JWT_SECRET or OBOL_SERVICE_JWT_KEY_FILE";
+            Refusal::new(Kind::NotFound, "reload_off", message)
+        })?;
+        let unauthenticated = |message: &str| Refusal {
+            challenge: Some("Bearer realm=\"obol\", error=\"invalid_token\""),
+            ..Refusal::new(Kind::Unauthenticated, "invalid_service_token", message)
+        };
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|v| v.to_str().ok())
+            .and_then(|v| v.strip_prefix("Bearer "))
+            .ok_or_else(|| unauthenticated("send a service JWT as `Authorization: Bearer …`"))?;
+        let expected = Expected { audience: &verifier.audience, issuer: &verifier.issuer };
+        if let Err(e) = verifier.tokens.verify(token, &expected, self.clock.now()) {
+            tracing::warn!(error = %e, "service token refused");
+            return Err(unauthenticated("the service JWT is not valid"));
+        }
+        let request: ReloadRequest = serde_json::from_slice(body).map_err(|e| {
+            let message = format!("send `{{\"workspace_id\":\"…\"}}` or `{{\"all\":true}}`: {e}");
+            Refusal::new(Kind::InvalidRequest, "bad_reload", message)
+        })?;
+        let results = match (request.workspace_id, request.all) {
+            (Some(ws), false) => {
+                let result = self.publications.reload(&ws).await;
+                vec![(ws, result)]
+            }
+            (None, true) => self.publications.reload_all().await.map_err(|e| {
+                tracing::warn!(error = %e, "reload of all failed");
+                Refusal::new(
+                    Kind::Unavailable,
+                    "store_unavailable",
+                    "the publications cannot be listed right now",
+                )
+            })?,
+            _ => {
+                let message = "name exactly one of `workspace_id` and `all`";
+                return Err(Refusal::new(Kind::InvalidRequest, "bad_reload", message));
+            }
+        };
+        Ok(results
+            .into_iter()
+            .map(|(workspace_id, result)| match result {
+                Ok(revision) => {
+                    Reloaded { workspace_id, revision: revision.map(|r| r.to_string()), error: None }
+                }
+                Err(e) => Reloaded { workspace_id, revision: None, error: Some(e.to_string()) },
+            })
+            .collect())
+    }
+}
+
+/// Every path that is no route.
+pub(crate) async fn not_found() -> Response {
+    Refusal::new(Kind::NotFound, "no_such_path", "there is nothing here; MCP is at /mcp, the LLM API at /v1")
+        .into_response()
+}

@@ -1,0 +1,153 @@
+//! Which web pages may talk to the gateway (DESIGN §9.6; transports, "Security Warning").
+
+use std::net::IpAddr;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use obol_model::Kind;
+
+use crate::failure::Refusal;
+
+const ALLOWED_METHODS: &str = "GET, POST, DELETE, OPTIONS";
+const EXPOSED: &str = "Mcp-Session-Id, WWW-Authenticate, Retry-After, X-Request-Id, X-Obol-Target";
+/// A browser must be told each header by name; `*` does not cover `Authorization`.
+const ALLOWED: &str = "Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, \
+                       Mcp-Method, Mcp-Name, X-Api-Key, Idempotency-Key";
+
+/// Which origins and which hosts are ours.
+#[derive(Debug, Clone)]
+pub struct OriginPolicy {
+    /// Exact origins, such as `https://app.example.com`. `None`: loopback ones on a loopback listener, else none.
+    pub origins: Option<Vec<String>>,
+    /// Names that `Host` may have beside loopback ones on a loopback listener, without ports. `None`: no others there
+    /// (a page that rebinds its name to 127.0.0.1 is a stranger, whatever it sends), any elsewhere.
+    pub hosts: Option<Vec<String>>,
+    /// Whether the listener is reachable from this machine only.
+    pub loopback_listener: bool,
+}
+
+impl OriginPolicy {
+    fn is_our_host(&self, host: &str) -> bool {
+        let name = name_of(host);
+        self.loopback_listener && is_loopback(name)
+            || self.hosts.iter().flatten().any(|known| known.eq_ignore_ascii_case(name))
+    }
+
+    fn check(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<Option<HeaderValue>, Refusal> {
+        let refuse = |what| Refusal::new(Kind::Forbidden, "origin_refused", what);
+        if self.loopback_listener || self.hosts.is_some() {
+            let host = match (headers.get(header::HOST).map(HeaderValue::to_str), authority) {
+                (Some(Ok(host)), _) => Some(host),
+                (Some(Err(_)), _) => return Err(refuse("the `Host` header cannot be read")),
+                (None, authority) => authority,
+            };
+            if host.is_some_and(|h| !self.is_our_host(h)) {
+                return Err(refuse(
+                    "the `Host` header names another host than this one (see OBOL_ALLOWED_HOSTS)",
+                ));
+            }
+        }
+        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(None) };
+        let text = origin.to_str().map_err(|_| refuse("the `Origin` header cannot be read"))?;
+        let ours = if let Some(allowed) = &self.origins {
+            allowed.iter().any(|a| a == text)
+        } else {
+            let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+            self.loopback_listener && host.is_some_and(|h| is_loopback(name_of(h)))
+        };
+        if ours {
+            Ok(Some(origin.clone()))
+        } else {
+            Err(refuse("the `Origin` is not in OBOL_ALLOWED_ORIGINS"))
+        }
+    }
+}
+
+/// `host` without its port.
+fn name_of(host: &str) -> &str {
+    match host.find(']') {
+        Some(end) if host.starts_with('[') => host.get(..=end).unwrap_or(host),
+        _ => host.split_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+/// Whether `name` is this machine.
+fn is_loopback(name: &str) -> bool {
+    let address = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Refuses strangers, answers preflights, and tells browsers what they may read, on errors too.
+pub(crate) async fn layer(State(policy): State<OriginPolicy>, request: Request, next: Next) -> Response {
+    let authority = request.uri().authority().map(http::uri::Authority::as_str);
+    let origin = match policy.check(request.headers(), authority) {
+        Ok(origin) => origin,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let preflight = request.method() == Method::OPTIONS;
+    let mut response =
+        if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
+    let headers = response.headers_mut();
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.append(header::VARY, HeaderValue::from_static("Origin"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+    }
+    if preflight {
+        headers.insert(header::ALLOW, HeaderValue::from_static(ALLOWED_METHODS));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(ALLOWED_METHODS));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ALLOWED));
+        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(policy: &OriginPolicy, host: &str, origin: Option<&str>) -> bool {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().unwrap());
+        if let Some(origin) = origin {
+            headers.insert(header::ORIGIN, origin.parse().unwrap());
+        }
+        policy.check(&headers, None).is_ok()
+    }
+
+    fn policy(loopback_listener: bool, origins: Option<&str>, hosts: Option<&str>) -> OriginPolicy {
+        let list = |text: &str| text.split(',').map(str::to_owned).collect();
+        OriginPolicy { origins: origins.map(list), hosts: hosts.map(list), loopback_listener }
+    }
+
+    #[test]
+    fn hosts_and_origins_are_judged_by_listener_and_lists() {
+        let local = policy(true, None, None);
+        let listed = policy(true, Some("https://app.example.com"), Some("gw.example.com"));
+        let open = policy(false, Some("https://app.example.com"), None);
+        let closed = policy(false, None, Some("gw.example.com"));
+        let cases = [
+            (&local, "127.0.0.1:8080", None, true),
+            (&local, "localhost", Some("http://localhost:3000"), true),
+            (&local, "[::1]:8080", Some("http://[::1]:1"), true),
+            (&local, "evil.example.com", None, false),
+            (&local, "127.0.0.1.evil.example.com", None, false),
+            (&local, "localhost", Some("https://app.example.com"), false),
+            (&local, "localhost", Some("null"), false),
+            (&local, "localhost", Some("http://localhost.evil.example.com"), false),
+            (&listed, "GW.example.com:443", Some("https://app.example.com"), true),
+            (&listed, "localhost", Some("http://localhost:3000"), false),
+            (&open, "any.example.com", None, true),
+            (&open, "any.example.com", Some("https://app.example.com"), true),
+            (&open, "any.example.com", Some("http://localhost:3000"), false),
+            (&closed, "gw.example.com", None, true),
+            (&closed, "localhost", None, false),
+            (&closed, "gw.example.com", Some("https://gw.example.com"), false),
+        ];
+        for (policy, host, origin, allowed) in cases {
+            assert_eq!(check(policy, host, origin), allowed, "{policy:?} {host} {origin:?}");
+        }
+    }
+}
