@@ -1,0 +1,308 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use obol_model::{KeyId, WorkspaceId};
+
+/// One door between agents and everything that they call: an MCP and LLM gateway.
+#[derive(Debug, Parser)]
+#[command(name = "obol", version, max_term_width = 100, arg_required_else_help = true, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  obol dev                              try it: gateway and control in one process, nothing else needed
+  obol check workspaces/*.yaml          validate workspace files, in CI for instance
+  obol control --workspaces ./workspaces --state ./state
+                                        the control plane: publish workspaces and keys to Redis
+  obol key new --workspace acme --state ./state
+                                        a key for a client
+  obol run                              a gateway replica; start as many as you like
+
+Environment variables configure everything else; `docs/configuration.md` lists them.
+Results go to stdout, the log goes to stderr.
+
+Exit codes: 0 done, 1 failed, 2 bad usage or configuration, 75 a drain that had to abort requests.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a gateway replica.
+    #[command(after_help = RUN_HELP)]
+    Run(RunArgs),
+    /// Run the control plane: compile a directory of workspace files and publish it.
+    #[command(after_help = CONTROL_HELP)]
+    Control(ControlArgs),
+    /// Run gateway and control in one process, with all state in memory.
+    #[command(after_help = DEV_HELP)]
+    Dev(DevArgs),
+    /// Validate workspace files.
+    #[command(after_help = CHECK_HELP)]
+    Check(CheckArgs),
+    /// Make, list and revoke virtual keys.
+    #[command(after_help = KEY_HELP)]
+    Key {
+        /// What to do with keys.
+        #[command(subcommand)]
+        command: KeyCommand,
+    },
+    /// For those who build Obol.
+    #[command(hide = true)]
+    Config {
+        /// What to print.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+}
+
+const RUN_HELP: &str = "\
+A replica keeps its state in Redis: start two or more behind any load balancer, without sticky sessions.
+SIGTERM drains it: what is in flight finishes within OBOL_DRAIN_TIMEOUT_S, a second signal ends it at once.
+
+Examples:
+  export OBOL_REDIS_URL=redis://localhost:6379 OBOL_CREDENTIAL_KEY=\"k1:$(openssl rand -base64 32)\"
+  obol run --print-config     show what it would run with
+  obol run
+
+Prints `listening public http://…` and `listening admin http://…` to stdout once it accepts connections.";
+
+const CONTROL_HELP: &str = "\
+Watches the directory: an edit is published within a second, an invalid one is refused with file, line and
+reason, and what was published before stays. Run one control per Redis; replicas go on without it.
+
+Examples:
+  obol control --workspaces ./workspaces --state /var/lib/obol
+  obol control --workspaces ./workspaces --state /var/lib/obol --once     publish and end, from CI for instance
+
+Prints `control ready` to stdout once everything that is valid is published.";
+
+const DEV_HELP: &str = "\
+For trying things out: needs no Redis, and sessions, keys and usage end with the process.
+It prints the address, a fresh key and commands that work as pasted.
+
+Examples:
+  obol dev --config my-workspace.yaml
+  OBOL_LISTEN=127.0.0.1:9000 OBOL_LOG=debug obol dev";
+
+const CHECK_HELP: &str = "\
+Reads each file and the policies that it names, and reports every fault with file, line and reason.
+Secrets are never shown, but what `env:NAME` and `file:PATH` name must be there.
+The exit code is 0 when all files are valid and 1 when one is not.
+
+Examples:
+  obol check workspaces/acme.yaml
+  obol check workspaces/*.yaml";
+
+const KEY_HELP: &str = "\
+Keys live in control's state directory, as hashes: a key is shown once, when it is made. A running
+control publishes a change within seconds.
+
+Examples:
+  obol key new --workspace acme --name ci --tag team:web --expires-in 30d --state /var/lib/obol
+  obol key list --state /var/lib/obol
+  obol key revoke k-1a2b3c4d5e6f --state /var/lib/obol";
+
+/// Options of `obol run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Show the effective configuration, secrets redacted, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Options of `obol control`.
+#[derive(Debug, Args)]
+pub struct ControlArgs {
+    /// The directory of workspace files [env: OBOL_WORKSPACES_DIR].
+    #[arg(long, value_name = "DIR")]
+    pub workspaces: Option<PathBuf>,
+    /// Where control keeps keys and revisions [env: OBOL_STATE_DIR].
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Publish once and end. Fails when a file is invalid.
+    #[arg(long)]
+    pub once: bool,
+    /// Show the effective configuration, secrets redacted, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Options of `obol dev`.
+#[derive(Debug, Args)]
+pub struct DevArgs {
+    /// The workspace file; edits take effect while it runs.
+    #[arg(long, value_name = "FILE", default_value = "config/demo.yaml")]
+    pub config: PathBuf,
+    /// Show the effective configuration, secrets redacted, and end.
+    #[arg(long)]
+    pub print_config: bool,
+}
+
+/// Arguments of `obol check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Workspace files.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+}
+
+/// What can be done with keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key and print it, once.
+    New(KeyNewArgs),
+    /// List keys, without their secrets.
+    List(KeyListArgs),
+    /// Revoke a key. What uses it is refused from then on.
+    Revoke(KeyRevokeArgs),
+}
+
+/// Options of `obol key new`.
+#[derive(Debug, Args)]
+pub struct KeyNewArgs {
+    /// The workspace that the key opens.
+    #[arg(long, value_name = "ID")]
+    pub workspace: WorkspaceId,
+    /// What its owner calls it.
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = name)]
+    pub name: String,
+    /// A tag that policies can name; may be given more than once.
+    #[arg(long = "tag", value_name = "TAG", value_parser = label)]
+    pub tags: Vec<String>,
+    /// When it expires: a number and one of `s`, `m`, `h`, `d` and `w`. Without it, never.
+    #[arg(long, value_name = "TIME")]
+    pub expires_in: Option<Lifetime>,
+    /// Where the key is kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol key list`.
+#[derive(Debug, Args)]
+pub struct KeyListArgs {
+    /// Only the keys of this workspace.
+    #[arg(long, value_name = "ID")]
+    pub workspace: Option<WorkspaceId>,
+    /// Where the keys are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol key revoke`.
+#[derive(Debug, Args)]
+pub struct KeyRevokeArgs {
+    /// The id of the key, as `obol key list` shows it.
+    #[arg(value_name = "KEY_ID")]
+    pub id: KeyId,
+    /// Where the key is kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Where control keeps things.
+#[derive(Debug, Args)]
+pub struct StateArg {
+    /// Control's state directory [env: OBOL_STATE_DIR].
+    #[arg(long = "state", value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+/// What the build needs.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print docs/configuration.md.
+    Docs,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if text.chars().count() <= 64 && !text.contains(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err("expected at most 64 characters, none of them a control character".into())
+    }
+}
+
+fn label(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(char::is_whitespace) {
+        return Err("expected a word".into());
+    }
+    name(text)
+}
+
+/// How long a key lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetime(pub Duration);
+
+impl FromStr for Lifetime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const FORM: &str = "expected a number and one of `s`, `m`, `h`, `d` and `w`, such as `30d`";
+        const TEN_YEARS_S: u64 = 10 * 365 * 86_400;
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let unit = match text.strip_prefix(digits).unwrap_or_default() {
+            "s" => 1,
+            "m" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            "w" => 7 * 86_400,
+            _ => return Err(FORM.into()),
+        };
+        let seconds = digits.parse::<u64>().map_err(|_| FORM.to_owned())?.saturating_mul(unit);
+        if seconds == 0 || seconds > TEN_YEARS_S {
+            return Err("expected more than nothing and at most ten years; leave it out for never".into());
+        }
+        Ok(Self(Duration::from_secs(seconds)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::config::table;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_and_the_table_of_variables_name_each_other() {
+        for variable in table::ALL {
+            let Some(option) = variable.option else { continue };
+            for reader in variable.used_by {
+                let mut command = Cli::command();
+                let command = command.find_subcommand_mut(reader.to_string()).unwrap();
+                // `key` has its options one level below.
+                let command = match command.get_subcommands().next() {
+                    Some(below) => below.clone(),
+                    None => command.clone(),
+                };
+                let help = command.clone().render_long_help().to_string();
+                assert!(help.contains(&format!("[env: {}]", variable.name)), "{option} of {reader}: {help}");
+                assert!(
+                    command.get_arguments().any(|a| a.get_long() == option.strip_prefix("--")),
+                    "{option}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn lifetimes_have_a_unit() {
+        assert_eq!("30d".parse(), Ok(Lifetime(Duration::from_secs(30 * 86_400))));
+        assert_eq!("90m".parse(), Ok(Lifetime(Duration::from_secs(5400))));
+        for bad in ["", "30", "d", "-1d", "1.5h", "0s", "1y", "30 d", "99999w", "18446744073709551615w"] {
+            assert!(bad.parse::<Lifetime>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! A replica from its parts: what `obol run` and `obol dev` have in common.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use obol_auth::{KeyStore, Keys, KeysOptions, ServiceTokens};
+use obol_drain::{Class, Drain, DrainOptions, Tasks};
+use obol_edge::{
+    CompileWorkspace, EdgeOptions, Gateway, GatewayParts, Listeners, OriginPolicy, RedisProbe,
+    ReloadVerifier, serve,
+};
+use obol_llm::{Llm, LlmOptions};
+use obol_mcp::catalogue::{Catalogue, CatalogueOptions};
+use obol_mcp::pool::{
+    Connect, Endpoint, EndpointKind, HttpConnect, HttpOptions, Pool, PoolOptions, Spawn, Transport,
+    TransportError,
+};
+use obol_meter::{FlushReport, MeterOptions, UsageSink, meter};
+use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
+use obol_session::{SessionOptions, SessionStore, Sessions};
+use obol_snapshot::{InvalidationFeed, PRELOAD, PublicationSource, Publications};
+use obol_worker::{StdioConnect, WorkerOptions};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{self, ServiceJwt};
+use crate::failure::Failure;
+use crate::out;
+use crate::signals::Signals;
+
+/// Whom service JWTs to a gateway are for, and who signs those of control (DESIGN §8.2).
+const GATEWAY_AUDIENCE: &str = "obol-gateway";
+const CONTROL_ISSUER: &str = "obol-control";
+/// The flusher gives up this long before the deadline, so that what is lost can still be said.
+const ABANDON_BEFORE: Duration = Duration::from_millis(250);
+
+/// Where the state of a replica lives.
+pub(crate) struct Stores {
+    pub(crate) sessions: Arc<dyn SessionStore>,
+    pub(crate) keys: Arc<dyn KeyStore>,
+    pub(crate) publications: Arc<dyn PublicationSource>,
+    pub(crate) feed: Arc<dyn InvalidationFeed>,
+    pub(crate) usage: Arc<dyn UsageSink>,
+    pub(crate) probe: RedisProbe,
+}
+
+/// A replica that serves.
+pub(crate) struct Replica {
+    drain: Drain,
+    drain_timeout: Duration,
+    signals: Signals,
+    background: CancellationToken,
+    pool: Ending<()>,
+    flusher: Ending<FlushReport>,
+    abandon: CancellationToken,
+    /// Where clients reach it.
+    pub(crate) public: SocketAddr,
+}
+
+/// A task that ends when it is told to and then says how.
+struct Ending<T> {
+    stop: CancellationToken,
+    ended: oneshot::Receiver<T>,
+}
+
+impl<T: Send + 'static> Ending<T> {
+    fn spawn<F>(tasks: &Tasks, name: &'static str, run: impl FnOnce(CancellationToken) -> F) -> Self
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let (done, ended) = oneshot::channel();
+        let stop = CancellationToken::new();
+        let run = run(stop.clone());
+        tasks.spawn(Class::Background, name, async move {
+            // Nobody waits when the drain was cut short.
+            drop(done.send(run.await));
+        });
+        Self { stop, ended }
+    }
+
+    async fn end(self) -> Option<T> {
+        self.stop.cancel();
+        self.ended.await.ok()
+    }
+}
+
+impl Replica {
+    /// Builds everything, preloads publications, and serves. Prints the addresses.
+    ///
+    /// # Errors
+    /// When a listener cannot be bound or a client cannot be built.
+    pub(crate) async fn start(
+        config: config::Gateway,
+        ring: Arc<KeyRing>,
+        stores: Stores,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, Failure> {
+        let signals = Signals::new()?;
+        let listeners = Listeners::bind(config.listen, config.admin_listen).await?;
+        let metrics = recorder()?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let drain = Drain::new();
+        let tasks = drain.tasks().clone();
+        let background = CancellationToken::new();
+
+        let publications = Publications::new(stores.publications, CompileWorkspace::new(ring));
+        let key_options = KeysOptions { ttl: config.key_ttl, ..KeysOptions::default() };
+        let keys = Keys::new(stores.keys, clock.clone(), key_options);
+        let pool = Pool::new(
+            connectors(&tasks, environment)?,
+            Arc::new(Spawner(tasks.clone())),
+            PoolOptions::default(),
+        );
+        let catalogue =
+            Catalogue::new(pool.clone(), Arc::new(Spawner(tasks.clone())), CatalogueOptions::default());
+        let meter_options = MeterOptions { queue: config.usage_queue.get(), ..MeterOptions::default() };
+        let replica = ReplicaId::generate();
+        tracing::info!(%replica, version = env!("CARGO_PKG_VERSION"), "replica starts");
+        let (meter, flusher) = meter(stores.usage, clock.clone(), replica, meter_options);
+        let session_options = SessionOptions {
+            ttl: config.session_ttl,
+            max_per_principal: config.session_max_per_principal.get(),
+        };
+        let llm = Llm::new(LlmOptions { total: config.upstream_timeout, ..LlmOptions::default() });
+        let reload = config.service_jwt.as_ref().map(reload_verifier).transpose()?;
+        let gateway = Gateway::new(GatewayParts {
+            keys: keys.clone(),
+            publications: publications.clone(),
+            sessions: Arc::new(Sessions::new(stores.sessions, clock.clone(), session_options)),
+            pool: pool.clone(),
+            catalogue,
+            llm: Arc::new(llm.map_err(Failure::runtime)?),
+            meter,
+            drain: drain.clone(),
+            clock,
+            redis: stores.probe,
+            reload,
+            metrics: {
+                let metrics = metrics.clone();
+                Arc::new(move || metrics.render())
+            },
+            options: EdgeOptions {
+                max_body: config.max_body_bytes,
+                upstream_timeout: config.upstream_timeout,
+                origins: OriginPolicy {
+                    origins: config.allowed_origins.clone(),
+                    hosts: config.allowed_hosts.clone(),
+                    loopback_listener: config.listen.ip().is_loopback(),
+                },
+            },
+        });
+
+        let spawn = |name, future: BoxFuture<'static, ()>| tasks.spawn(Class::Background, name, future);
+        spawn("keys", Box::pin(keys.run(publications.subscribe(), background.clone())));
+        spawn("edge", Box::pin(gateway.clone().run(publications.subscribe(), background.clone())));
+        spawn("publications", Box::pin(publications.clone().run(stores.feed, background.clone())));
+        spawn("metrics", Box::pin(upkeep(metrics, background.clone())));
+        match publications.preload(PRELOAD).await {
+            Ok(loaded) => tracing::info!(loaded, "publications preloaded"),
+            // Not fatal: readiness says so, and they are read when they are asked for.
+            Err(e) => tracing::warn!(error = %e, "publications could not be preloaded"),
+        }
+        let abandon = CancellationToken::new();
+        let flusher = Ending::spawn(&tasks, "flusher", |stop| flusher.run(stop, abandon.clone()));
+        let pool = Ending::spawn(&tasks, "pool", |stop| pool.run(stop));
+        let public = listen(&gateway, listeners, &drain)?;
+        Ok(Self {
+            drain,
+            drain_timeout: config.drain_timeout,
+            signals,
+            background,
+            pool,
+            flusher,
+            abandon,
+            public,
+        })
+    }
+
+    /// What tasks of the process are spawned with, and what ends them.
+    pub(crate) fn background(&self) -> (&Tasks, &CancellationToken) {
+        (self.drain.tasks(), &self.background)
+    }
+
+    /// Serves until a signal comes, then drains. Gives the exit code.
+    pub(crate) async fn run(mut self) -> u8 {
+        let signal = self.signals.next().await;
+        tracing::info!(signal, "signal received");
+        let options = DrainOptions { timeout: self.drain_timeout, delay: Duration::ZERO };
+        let (background, pool, flusher, abandon) = (self.background, self.pool, self.flusher, self.abandon);
+        let finish = |deadline: Instant| async move {
+            background.cancel();
+            let give_up = deadline - ABANDON_BEFORE;
+            let (flushed, closed) = tokio::join!(
+                async {
+                    let ending = flusher.end();
+                    tokio::pin!(ending);
+                    if let Ok(report) = tokio::time::timeout_at(give_up, &mut ending).await {
+                        return report;
+                    }
+                    abandon.cancel();
+                    ending.await
+                },
+                tokio::time::timeout_at(give_up, pool.end()),
+            );
+            let report = flushed.unwrap_or_default();
+            tracing::info!(written = report.written, lost = report.lost, "usage written");
+            report.lost == 0 && closed.is_ok()
+        };
+        let second = async {
+            self.signals.next().await;
+        };
+        self.drain.run(options, finish, second).await.exit_code()
+    }
+}
+
+fn listen(gateway: &Gateway, listeners: Listeners, drain: &Drain) -> Result<SocketAddr, Failure> {
+    let tasks = drain.tasks();
+    let public = listeners.public.local_addr()?;
+    let router = if listeners.admin.is_some() { gateway.public() } else { gateway.one_port() };
+    let stop = drain.stopping().clone();
+    tasks.spawn(
+        Class::Background,
+        "public listener",
+        serve(listeners.public, router, tasks.clone(), Class::Request, stop),
+    );
+    out::line(format_args!("listening public http://{public}"))?;
+    if let Some(listener) = listeners.admin {
+        let admin = listener.local_addr()?;
+        // Probes answer until the process ends, so nothing stops this listener.
+        let never = CancellationToken::new();
+        tasks.spawn(
+            Class::Background,
+            "admin listener",
+            serve(listener, gateway.admin(), tasks.clone(), Class::Background, never),
+        );
+        out::line(format_args!("listening admin http://{admin}"))?;
+    }
+    Ok(public)
+}
+
+fn recorder() -> Result<PrometheusHandle, Failure> {
+    PrometheusBuilder::new().install_recorder().map_err(Failure::runtime)
+}
+
+/// Histograms are folded now and then, so that a replica that nobody scrapes does not grow.
+async fn upkeep(metrics: PrometheusHandle, shutdown: CancellationToken) {
+    let mut tick = tokio::time::interval(Duration::from_secs(5));
+    while shutdown.run_until_cancelled(tick.tick()).await.is_some() {
+        metrics.run_upkeep();
+    }
+}
+
+fn reload_verifier(key: &ServiceJwt) -> Result<ReloadVerifier, Failure> {
+    let tokens = match key {
+        ServiceJwt::Secret(secret) => ServiceTokens::from_secret(CONTROL_ISSUER, secret),
+        ServiceJwt::Ed25519(pem) => ServiceTokens::from_ed25519_pem(CONTROL_ISSUER, pem),
+    };
+    Ok(ReloadVerifier {
+        tokens: Arc::new(tokens.map_err(Failure::runtime)?),
+        audience: GATEWAY_AUDIENCE.to_owned(),
+        issuer: CONTROL_ISSUER.to_owned(),
+    })
+}
+
+fn connectors(
+    tasks: &Tasks,
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<Arc<dyn Connect>, Failure> {
+    let http = HttpConnect::new(&HttpOptions::default()).map_err(Failure::runtime)?;
+    let stdio = StdioConnect::new(Arc::new(Spawner(tasks.clone())), environment, WorkerOptions::default());
+    Ok(Arc::new(Connectors { http, stdio }))
+}
+
+/// Chooses the transport by the kind of the endpoint.
+#[derive(Debug)]
+struct Connectors {
+    http: HttpConnect,
+    stdio: StdioConnect,
+}
+
+#[async_trait]
+impl Connect for Connectors {
+    async fn connect(&self, endpoint: &Endpoint) -> Result<Arc<dyn Transport>, TransportError> {
+        match endpoint.kind {
+            EndpointKind::Http { .. } => self.http.connect(endpoint).await,
+            EndpointKind::Stdio { .. } => self.stdio.connect(endpoint).await,
+        }
+    }
+}
+
+/// Lets the MCP crates spawn through the drain.
+struct Spawner(Tasks);
+
+impl Spawn for Spawner {
+    fn spawn(&self, name: &'static str, future: BoxFuture<'static, ()>) {
+        self.0.spawn(Class::Background, name, future);
+    }
+}

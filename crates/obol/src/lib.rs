@@ -1,0 +1,119 @@
+//! The gateway's command line: read and validate configuration, build the real clients, run, drain.
+//!
+//! This crate composes and decides nothing. Everything that it does is reached through [`execute`].
+
+mod check;
+pub mod cli;
+mod compose;
+pub mod config;
+mod control;
+mod dev;
+mod failure;
+mod key;
+mod logging;
+pub mod out;
+mod run;
+mod signals;
+
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use crate::cli::{Cli, Command, ConfigCommand, KeyCommand};
+use crate::config::{Environment, Loaded, Logging, Problems, table};
+pub use crate::failure::Failure;
+
+/// How long threads that are stuck in the kernel may hold up the end of the process.
+const LEFTOVERS: Duration = Duration::from_secs(1);
+
+/// Runs one command to its end and gives the exit code.
+///
+/// # Errors
+/// When the environment is bad or the command fails. Nothing of it has been shown to anybody yet.
+pub fn execute(cli: Cli, env: Environment) -> Result<u8, Failure> {
+    match cli.command {
+        Command::Run(args) => {
+            let Some(config) = load(&env, Loaded::run(&env), args.print_config, |c| &c.gateway.logging)?
+            else {
+                return Ok(0);
+            };
+            block_on(config.gateway.worker_threads, run::run(config, env))
+        }
+        Command::Dev(args) => {
+            let Some(config) = load(&env, Loaded::dev(&env), args.print_config, |c| &c.gateway.logging)?
+            else {
+                return Ok(0);
+            };
+            block_on(config.gateway.worker_threads, dev::dev(config, args.config, env))
+        }
+        Command::Control(args) => {
+            let env = env
+                .with_option(&table::WORKSPACES_DIR, args.workspaces)
+                .with_option(&table::STATE_DIR, args.state);
+            let Some(config) = load(&env, Loaded::control(&env), args.print_config, |c| &c.logging)? else {
+                return Ok(0);
+            };
+            block_on(config.worker_threads, control::control(config, args.once, env))
+        }
+        Command::Check(args) => {
+            load(&env, Loaded::check(&env), false, |logging| logging)?;
+            check::check(&args.files, &env)
+        }
+        Command::Key { command } => {
+            let state = match &command {
+                KeyCommand::New(args) => &args.state,
+                KeyCommand::List(args) => &args.state,
+                KeyCommand::Revoke(args) => &args.state,
+            };
+            let env = env.with_option(&table::STATE_DIR, state.dir.clone());
+            match load(&env, Loaded::key(&env), false, |c| &c.logging)? {
+                Some(config) => key::key(&config.state, command),
+                None => Ok(0),
+            }
+        }
+        Command::Config { command: ConfigCommand::Docs } => {
+            out::text(config::reference())?;
+            Ok(0)
+        }
+    }
+}
+
+/// Starts the log and gives the configuration, or shows it when that is all that was asked for (`None`).
+fn load<T>(
+    env: &Environment,
+    loaded: Result<Loaded<T>, Problems>,
+    print: bool,
+    logging: impl FnOnce(&T) -> &Logging,
+) -> Result<Option<T>, Failure> {
+    let unknown = env.unknown();
+    let loaded = match loaded {
+        Ok(loaded) if !print => loaded,
+        shown => {
+            // There is no log. A mistyped name is often the reason why another variable is missing.
+            for config::Unknown { name, nearest } in &unknown {
+                out::warning(format_args!("unknown variable `{name}`: is `{nearest}` meant?"));
+            }
+            out::text(shown?.effective)?;
+            return Ok(None);
+        }
+    };
+    logging::init(logging(&loaded.config)).map_err(Failure::runtime)?;
+    for config::Unknown { name, nearest } in &unknown {
+        tracing::warn!(variable = %name, nearest, "unknown variable in the environment");
+    }
+    Ok(Some(loaded.config))
+}
+
+fn block_on<T>(
+    threads: Option<NonZeroUsize>,
+    future: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = threads {
+        builder.worker_threads(threads.get());
+    }
+    let runtime = builder.thread_name("obol").enable_all().build()?;
+    let result = runtime.block_on(future);
+    runtime.shutdown_timeout(LEFTOVERS);
+    result
+}

@@ -1,0 +1,155 @@
+//! `obol control` as a process, against a real Redis.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use obol_testkit::eventually;
+use obol_testkit::port::Port;
+use obol_testkit::process::{Proc, Spec, Stream};
+use obol_testkit::redis::RedisServer;
+
+const KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const DEADLINE: Duration = Duration::from_secs(20);
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir(place.workspaces()).unwrap();
+        fs::write(place.workspaces().join("allow.cedar"), "permit(principal, action, resource);").unwrap();
+        place
+    }
+
+    fn workspaces(&self) -> std::path::PathBuf {
+        self.dir.path().join("workspaces")
+    }
+
+    fn state(&self) -> std::path::PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn write(&self, name: &str, environment: &str) {
+        let text = format!("workspace: {name}\nenvironment: {environment}\npolicies: [allow.cedar]\n");
+        fs::write(self.workspaces().join(format!("{name}.yaml")), text).unwrap();
+    }
+
+    fn control(&self, redis_url: &str) -> Spec {
+        obol()
+            .arg("control")
+            .env("OBOL_REDIS_URL", redis_url)
+            .env("OBOL_CREDENTIAL_KEY", KEY)
+            .env("OBOL_WORKSPACES_DIR", self.workspaces())
+            .env("OBOL_STATE_DIR", self.state())
+    }
+
+    async fn new_key(&self, workspace: &str) -> String {
+        let key =
+            obol().args(["key", "new", "--workspace", workspace]).env("OBOL_STATE_DIR", self.state()).spawn();
+        assert!(key.wait(DEADLINE).await.success());
+        key.lines_of(Stream::Out).remove(0)
+    }
+}
+
+fn obol() -> Spec {
+    Proc::command(Path::new(env!("CARGO_BIN_EXE_obol")))
+}
+
+async fn environment_of(redis: &RedisServer, workspace: &str) -> Option<String> {
+    let text: Option<String> = redis.query(&["GET", &format!("snap:workspace:{{{workspace}}}")]).await;
+    let document: serde_json::Value = serde_json::from_str(&text?).unwrap();
+    Some(document["environment"].as_str().unwrap().to_owned())
+}
+
+async fn errors_of(control: &Proc) -> String {
+    control.ended().await.unwrap();
+    control.lines_of(Stream::Err).join("\n")
+}
+
+#[tokio::test]
+async fn control_publishes_watches_and_ends_on_a_signal() {
+    let (redis, place) = (RedisServer::start().await, Place::new());
+    place.write("acme", "staging");
+    let early = place.new_key("acme").await;
+    let control = place.control(&redis.url()).spawn();
+    control.wait_for_line(DEADLINE, |line| line == "control ready").await;
+    assert_eq!(control.lines_of(Stream::Out), ["control ready"]);
+    assert_eq!(environment_of(&redis, "acme").await.as_deref(), Some("staging"), "ready means published");
+    let hash = early.parse::<obol_model::VirtualKey>().unwrap().hash();
+    assert_eq!(redis.keys("key:*").await, [format!("key:{}", hash.hex())]);
+
+    place.write("acme", "production");
+    let late = place.new_key("acme").await;
+    let hash = late.parse::<obol_model::VirtualKey>().unwrap().hash();
+    let record = format!("key:{}", hash.hex());
+    eventually(DEADLINE, || async {
+        environment_of(&redis, "acme").await.as_deref() == Some("production")
+            && redis.keys(&record).await.len() == 1
+    })
+    .await;
+
+    fs::write(place.workspaces().join("acme.yaml"), "workspace: acme\nenvironment: [broken]\n").unwrap();
+    let refusal = control.wait_for_line(DEADLINE, |line| line.contains("workspace file refused")).await;
+    assert!(refusal.contains("acme.yaml:2:"), "{refusal}");
+    assert_eq!(environment_of(&redis, "acme").await.as_deref(), Some("production"), "the old state stays");
+
+    control.terminate();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(0));
+    let log = control.lines().join("\n");
+    for secret in [&early[5..], &late[5..], "AAECAwQF"] {
+        assert!(!log.contains(secret), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn once_publishes_what_is_valid_and_fails_when_something_is_not() {
+    let (redis, place) = (RedisServer::start().await, Place::new());
+    place.write("acme", "staging");
+    let control = place.control(&redis.url()).arg("--once").spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(0));
+    let published = control.lines_of(Stream::Out);
+    assert!(published.len() == 1 && published[0].starts_with("published acme "), "{published:?}");
+
+    place.write("beta", "staging");
+    fs::write(place.workspaces().join("broken.yaml"), "workspace: broken\nfrozen: maybe\n").unwrap();
+    let control = place.control(&redis.url()).arg("--once").spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
+    assert!(control.lines_of(Stream::Out)[0].starts_with("published beta "));
+    assert!(errors_of(&control).await.contains("broken.yaml:2:"));
+    assert!(environment_of(&redis, "beta").await.is_some());
+}
+
+#[tokio::test]
+async fn a_redis_that_is_not_there_is_a_clear_refusal_without_its_password() {
+    let (place, port) = (Place::new(), Port::reserve());
+    let url = format!("redis://me:hunter2@{}", port.addr());
+    let control = place.control(&url).spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
+    let error = errors_of(&control).await;
+    let expected = format!("error: cannot connect to Redis at `{}`: nothing listens there", port.addr());
+    assert!(error.contains(&expected), "{error}");
+    assert!(!error.contains("hunter2"), "{error}");
+    assert!(control.lines_of(Stream::Out).is_empty());
+}
+
+#[tokio::test]
+async fn a_redis_that_is_silent_is_a_clear_refusal_in_time() {
+    let (redis, place) = (RedisServer::start().await, Place::new());
+    redis.pause();
+    let control = place.control(&redis.url()).spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
+    assert!(errors_of(&control).await.contains("error: cannot connect to Redis"));
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_read_is_refused_before_anything_is_published() {
+    let (redis, place) = (RedisServer::start().await, Place::new());
+    let control = place.control(&redis.url()).args(["--workspaces", "/nonexistent"]).spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
+    let error = errors_of(&control).await;
+    assert!(error.contains("cannot use the workspaces directory `/nonexistent`"), "{error}");
+    assert!(redis.keys("*").await.is_empty());
+}
