@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use obol_model::{Clock, KeyContext, KeyHash, KeyRing, Revision, WorkspaceId};
+use obol_model::{Clock, KeyContext, KeyHash, KeyRing};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;

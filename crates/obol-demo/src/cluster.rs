@@ -128,7 +128,7 @@ A chat completion:
 
   curl -s {url}/v1/chat/completions -H 'Authorization: Bearer {key}' \
     -H 'Content-Type: application/json' \
-    -d '{{"model":"fast","messages":[{{"role":"user","content":"hello from the cluster"}}]}}'
+    -d '{{"model":"fast","messages":[{{"role":"user","content":"hello from the cluster"}}]}}'; echo
 
 A tool call (a session first; each of the two requests is served by another replica):
 
@@ -138,7 +138,7 @@ A tool call (a session first; each of the two requests is served by another repl
     | tr -d '\r' | awk 'tolower($1) == "mcp-session-id:" {{ print $2 }}')
   curl -s {url}/mcp -H 'Authorization: Bearer {key}' -H "Mcp-Session-Id: $SESSION" \
     -H 'Content-Type: application/json' -H 'Accept: application/json, text/event-stream' \
-    -d '{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"tickets__search_tickets","arguments":{{"query":"invoices"}}}}}}'
+    -d '{{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{{"name":"tickets__search_tickets","arguments":{{"query":"invoices"}}}}}}'; echo
 
 Every answer says which replica gave it (`x-obol-backend`). Kill one and go on with the same session:
 

@@ -1,5 +1,6 @@
 //! Who is calling, and under which publication: the first two checks of every request on both surfaces.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use obol_auth::{AuthError, Keys, Refusal as Conflict};
 use obol_authz::Caller;
 use obol_model::{KeyContext, Kind, RequestId};
 use obol_snapshot::{PairError, Publication, Publications};
+use parking_lot::RwLock;
 
 use crate::compiled::{CompileWorkspace, Compiled};
 use crate::failure::Refusal;
@@ -24,6 +26,35 @@ pub(crate) struct Front {
     pub(crate) keys: Arc<Keys>,
     pub(crate) publications: Arc<Publications<CompileWorkspace>>,
     pub(crate) max_body: usize,
+    pub(crate) callers: Callers,
+}
+
+/// Callers as policies see them, made once per key record: their entities cost more than a decision.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Callers(Arc<RwLock<KnownCallers>>);
+
+/// By the address of the record.
+type KnownCallers = HashMap<usize, (Arc<KeyContext>, Caller)>;
+
+/// Beyond this many the map starts afresh, which only costs making them again.
+const MAX_CALLERS: usize = 10_000;
+
+impl Callers {
+    /// A record that is cached keeps its address, and an address in the map keeps its record, so that it cannot be
+    /// another record's.
+    fn of(&self, key: &Arc<KeyContext>) -> Caller {
+        let address = Arc::as_ptr(key).addr();
+        if let Some((_, caller)) = self.0.read().get(&address) {
+            return caller.clone();
+        }
+        let caller = Caller::from(key.as_ref());
+        let mut all = self.0.write();
+        if all.len() >= MAX_CALLERS {
+            all.clear();
+        }
+        all.insert(address, (key.clone(), caller.clone()));
+        caller
+    }
 }
 
 /// A request that may go on: everything about it is judged under this one publication (DESIGN §7.2).
@@ -51,7 +82,7 @@ impl Front {
         if publication.workspace.frozen {
             return Err(Refusal::new(Kind::Forbidden, "workspace_frozen", "the workspace is frozen"));
         }
-        let caller = Caller::from(key.as_ref());
+        let caller = self.callers.of(&key);
         Ok(Admitted { key, caller, publication, request_id: RequestId::new() })
     }
 

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::compiled::CompileWorkspace;
-use crate::front::Front;
+use crate::front::{Callers, Front};
 use crate::llm::LlmSurface;
 use crate::mcp::Mcp;
 use crate::ops::{Ops, Redis, ReloadVerifier};
@@ -86,6 +86,7 @@ impl Gateway {
             keys: parts.keys.clone(),
             publications: parts.publications.clone(),
             max_body: parts.options.max_body,
+            callers: Callers::default(),
         };
         let origins = parts.options.origins.clone();
         Self {

@@ -55,7 +55,9 @@ pub(crate) async fn connect(url: &str) -> Result<Redis, Failure> {
     let redis = Redis::connect(options).await.map_err(Failure::runtime)?;
     match redis.server_warnings().await {
         Ok(warnings) => {
-            warnings.iter().for_each(|warning| tracing::warn!(warning, "redis is configured badly"))
+            for warning in warnings {
+                tracing::warn!(warning, "redis is configured badly");
+            }
         }
         Err(e) => tracing::warn!(error = %e, "the configuration of redis cannot be checked"),
     }

@@ -1,5 +1,12 @@
 //! The real binary at its command line: what it prints where, and how it exits.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "helpers of tests may fail loudly, as tests do"
+)]
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,5 +1,12 @@
 //! `obol control` as a process, against a real Redis.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "helpers of tests may fail loudly, as tests do"
+)]
+
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -122,26 +129,44 @@ async fn once_publishes_what_is_valid_and_fails_when_something_is_not() {
     assert!(environment_of(&redis, "beta").await.is_some());
 }
 
+/// The two commands that need Redis.
+fn both(place: &Place, redis_url: &str) -> [Spec; 2] {
+    let run = obol()
+        .arg("run")
+        .env("OBOL_REDIS_URL", redis_url)
+        .env("OBOL_CREDENTIAL_KEY", KEY)
+        .env("OBOL_LISTEN", "127.0.0.1:0")
+        .env("OBOL_ADMIN_LISTEN", "127.0.0.1:0");
+    [place.control(redis_url), run]
+}
+
 #[tokio::test]
 async fn a_redis_that_is_not_there_is_a_clear_refusal_without_its_password() {
     let (place, port) = (Place::new(), Port::reserve());
-    let url = format!("redis://me:hunter2@{}", port.addr());
-    let control = place.control(&url).spawn();
-    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
-    let error = errors_of(&control).await;
-    let expected = format!("error: cannot connect to Redis at `{}`: nothing listens there", port.addr());
-    assert!(error.contains(&expected), "{error}");
-    assert!(!error.contains("hunter2"), "{error}");
-    assert!(control.lines_of(Stream::Out).is_empty());
+    for command in both(&place, &format!("redis://me:hunter2@{}", port.addr())) {
+        let process = command.spawn();
+        assert_eq!(process.wait(DEADLINE).await.code(), Some(1));
+        let error = errors_of(&process).await;
+        let expected = format!("error: cannot connect to Redis at `{}`: nothing listens there", port.addr());
+        assert!(error.contains(&expected), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+        assert!(process.lines_of(Stream::Out).is_empty());
+    }
 }
 
 #[tokio::test]
 async fn a_redis_that_is_silent_is_a_clear_refusal_in_time() {
     let (redis, place) = (RedisServer::start().await, Place::new());
     redis.pause();
-    let control = place.control(&redis.url()).spawn();
-    assert_eq!(control.wait(DEADLINE).await.code(), Some(1));
-    assert!(errors_of(&control).await.contains("error: cannot connect to Redis"));
+    for command in both(&place, &redis.url()) {
+        let process = command.spawn();
+        assert_eq!(process.wait(DEADLINE).await.code(), Some(1));
+        let error = errors_of(&process).await;
+        assert!(
+            error.contains("error: cannot connect to Redis") && error.contains("it does not answer"),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -178,7 +178,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         (stdio("command: [a], env: { 'A=B': c }"), "acme.yaml:4:47: `A=B` is no name of a variable"),
         ("connections:\n  a: { transport: stdio, command: [a], namespace: none }\n  b: { transport: stdio, command: [a], namespace: none }".into(), "acme.yaml:5:51: only one connection can have `namespace: none`, and `a` has it\n  help: remove it from one of the two"),
         (stdio("command: [a], tools: { t: { alias: 'a b' } }"), "acme.yaml:4:61: `a b` is no alias\n  help: 1 to 50 of letters, digits, `_` and `-`: clients accept no more"),
-        (stdio("command: [a], tools: { t: { alias: git__x } }"), "acme.yaml:4:65: `git__x` looks like a tool of another connection\n  help: `__` stands between a connection and its tool; use another separator"),
+        (stdio("command: [a], tools: { t: { alias: git__x } }"), "acme.yaml:4:61: `git__x` looks like a tool of another connection\n  help: `__` stands between a connection and its tool; use another separator"),
         (stdio("command: [a], tools: { t: { alias: x }, u: { alias: x } }"), "acme.yaml:4:78: the alias `x` is taken, in line 4\n  help: choose another one"),
         (stdio("command: [a], tools: { t: { price_per_call: -1 } }"), "acme.yaml:4:70: `-1` is no price: a decimal number from 0 to 1000000 with at most 9 digits after the point\n  help: write USD, such as `0.15`"),
         // secrets

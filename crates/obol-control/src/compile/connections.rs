@@ -51,6 +51,11 @@ impl Reader<'_> {
         let fields = self.fields(node, what, &known);
         let namespace = self.namespace(&fields, id, names);
         let stateful = self.boolean(&fields, "stateful").unwrap_or_default();
+        if let (true, Some(node)) = (stateful, fields.get("stateful")) {
+            // Accepting it without keeping one upstream session per client session would lose state in silence.
+            let help = "remove it if the server may forget a session; it is told to start again after 45 seconds";
+            self.fault(place(node), "`stateful: true` is not supported by this release yet", help);
+        }
         let price_per_call = self.price(&fields, "price_per_call").unwrap_or_default();
         let timeout_s = self.count(&fields, "timeout_s", LONGEST_CALL_S);
         let tools = fields.get("tools").map(|node| self.tools(node, names)).unwrap_or_default();

@@ -31,7 +31,8 @@ impl Mcp {
             let error = RpcError::new(RpcError::INVALID_PARAMS, "`protocolVersion` must be a string");
             return refuse::malformed(&error, Some(id));
         };
-        let visible = visible(admitted, view);
+        let client = session::client_name(params.get("clientInfo"));
+        let visible = visible(admitted, client.as_deref(), view);
         if visible.is_empty() && !admitted.publication.compiled.connections.is_empty() {
             let message = "the policies let this key connect to no connection of the workspace";
             return refuse::http(&Refusal::new(Kind::Forbidden, "connect_denied", message), Some(id));
@@ -118,9 +119,13 @@ impl Mcp {
     }
 }
 
-fn visible<'a>(admitted: &'a Admitted, view: Option<&ConnectionName>) -> Vec<&'a ConnectionName> {
+fn visible<'a>(
+    admitted: &'a Admitted,
+    client: Option<&str>,
+    view: Option<&ConnectionName>,
+) -> Vec<&'a ConnectionName> {
     let all = admitted.publication.compiled.connections.keys();
     all.filter(|name| view.is_none_or(|v| v == *name))
-        .filter(|name| session::may_connect(admitted, None, name))
+        .filter(|name| session::may_connect(admitted, client, name))
         .collect()
 }

@@ -346,7 +346,7 @@ impl Stream {
                 self.compare.get_or_insert(Instant::now() + DEBOUNCE);
             }
             EventKind::ResourceUpdated { uri } => {
-                if let Some(source) = self.ctx.connection(&event.connection) {
+                if let Some((_, source)) = self.ctx.connection(event.connection.as_str()) {
                     let exposed = names::exposed_uri(&event.connection, source.namespace, &uri);
                     if self.ctx.session.subscriptions.contains(&exposed)
                         && self.ctx.may_read(&event.connection, &uri)

@@ -332,7 +332,8 @@ impl Mcp {
                 })?,
             },
         };
-        Ok(Ctx { admitted, session: Arc::new(session), version, view })
+        let client = session::client_name(session.client_info.as_deref());
+        Ok(Ctx { admitted, session: Arc::new(session), version, view, client })
     }
 
     async fn delete(&self, admitted: &Admitted, headers: &HeaderMap) -> Response {

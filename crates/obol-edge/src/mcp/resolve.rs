@@ -24,6 +24,10 @@ pub(super) struct Resolved {
 }
 
 impl Resolved {
+    fn new(connection: &ConnectionName, source: &Source, listing: Arc<Listing>, exposed: &str) -> Self {
+        Self { connection: connection.clone(), source: source.clone(), listing, exposed: exposed.to_owned() }
+    }
+
     /// The item; it is there, since resolving found it.
     pub(super) fn item(&self) -> Option<&Item> {
         self.listing.exposed(&self.exposed)
@@ -50,29 +54,36 @@ impl Mcp {
         exposed: &str,
     ) -> Result<Resolved, Unresolved> {
         let deadline = Instant::now() + COLD_WAIT;
-        let hint = exposed.split_once("__").map(|(prefix, _)| prefix);
-        let (hinted, others): (Vec<_>, Vec<_>) =
-            ctx.connections().partition(|(name, _)| Some(name.as_str()) == hint);
+        let hinted = exposed.split_once("__").and_then(|(prefix, _)| ctx.connection(prefix));
         let mut failure = None;
-        for group in [hinted, others] {
-            let mut asked: FuturesUnordered<_> = group
-                .into_iter()
-                .map(|(name, source)| async move {
-                    let listing = self.catalogue.get(&source, kind, deadline).await;
-                    (name.clone(), source, listing)
-                })
-                .collect();
-            while let Some((connection, source, listing)) = asked.next().await {
-                match listing {
-                    Ok(listing) if listing.exposed(exposed).is_some() => {
-                        return Ok(Resolved { connection, source, listing, exposed: exposed.to_owned() });
-                    }
-                    // The hinted connection, or the one whose names have no prefix, may be the one that was meant.
-                    Err(e) if Some(connection.as_str()) == hint || source.namespace == Namespace::None => {
-                        failure.get_or_insert((connection, e));
-                    }
-                    Ok(_) | Err(_) => {}
+        if let Some((connection, source)) = &hinted {
+            match self.catalogue.get(source, kind, deadline).await {
+                Ok(listing) if listing.exposed(exposed).is_some() => {
+                    return Ok(Resolved::new(connection, source, listing, exposed));
                 }
+                Ok(_) => {}
+                Err(e) => failure = Some(((*connection).clone(), e)),
+            }
+        }
+        let asked = hinted.map(|(name, _)| name);
+        let mut others: FuturesUnordered<_> = ctx
+            .connections()
+            .filter(|(name, _)| Some(*name) != asked)
+            .map(|(name, source)| async move {
+                let listing = self.catalogue.get(&source, kind, deadline).await;
+                (name, source, listing)
+            })
+            .collect();
+        while let Some((connection, source, listing)) = others.next().await {
+            match listing {
+                Ok(listing) if listing.exposed(exposed).is_some() => {
+                    return Ok(Resolved::new(connection, &source, listing, exposed));
+                }
+                // Its names have no prefix, so it may be the one that was meant.
+                Err(e) if source.namespace == Namespace::None => {
+                    failure.get_or_insert((connection.clone(), e));
+                }
+                Ok(_) | Err(_) => {}
             }
         }
         match failure {
@@ -87,7 +98,8 @@ impl Ctx {
     /// connection whose URIs have none.
     pub(super) fn resolve_uri<'a>(&self, uri: &'a str) -> Option<(ConnectionName, Source, &'a str)> {
         if let Some((name, rest)) = names::split_uri(uri)
-            && let Some(source) = self.connection(&name).filter(|s| s.namespace == Namespace::Prefix)
+            && let Some((_, source)) =
+                self.connection(name.as_str()).filter(|(_, s)| s.namespace == Namespace::Prefix)
         {
             return Some((name, source, rest));
         }

@@ -8,10 +8,11 @@ use obol_mcp::pool::ListKind;
 use obol_mcp::wire::{Object, ProtocolVersion};
 use obol_model::{ConnectionName, SessionId, WorkspaceId};
 use obol_session::{SessionError, SessionRecord};
+use serde_json::value::RawValue;
 use url::Url;
 
 use super::Mcp;
-use crate::compiled::isolation_of;
+use crate::compiled::{CompiledConnection, isolation_of};
 use crate::failure::Refusal;
 use crate::front::Admitted;
 
@@ -23,6 +24,8 @@ pub(super) struct Ctx {
     pub(super) version: ProtocolVersion,
     /// `/mcp/{connection}` shows one connection alone.
     pub(super) view: Option<ConnectionName>,
+    /// What the client called itself at `initialize`.
+    pub(super) client: Option<Arc<str>>,
 }
 
 impl Ctx {
@@ -33,24 +36,25 @@ impl Ctx {
     /// The connections that the caller may connect to, in the order of their names.
     pub(super) fn connections(&self) -> impl Iterator<Item = (&ConnectionName, Source)> {
         let all = &self.admitted.publication.compiled.connections;
-        all.iter()
-            .filter(|(name, _)| self.view.as_ref().is_none_or(|v| v == *name))
-            .filter(|(name, _)| may_connect(&self.admitted, Some(self), name))
-            .map(|(name, c)| {
-                let source = c.source(self.version, &self.session.session_id, &self.session.principal);
-                (name, source)
-            })
+        all.iter().filter_map(|(name, c)| Some((name, self.source(name, c)?)))
+    }
+
+    fn source(&self, name: &ConnectionName, connection: &CompiledConnection) -> Option<Source> {
+        let visible = self.view.as_ref().is_none_or(|v| v == name)
+            && may_connect(&self.admitted, self.client.as_deref(), name);
+        visible.then(|| connection.source(self.version, &self.session.session_id, &self.session.principal))
     }
 
     /// The connection `name`, when the caller may connect to it.
-    pub(super) fn connection(&self, name: &ConnectionName) -> Option<Source> {
-        self.connections().find(|(n, _)| *n == name).map(|(_, source)| source)
+    pub(super) fn connection(&self, name: &str) -> Option<(&ConnectionName, Source)> {
+        let (name, connection) = self.admitted.publication.compiled.connections.get_key_value(name)?;
+        Some((name, self.source(name, connection)?))
     }
 
     /// The one decision that lists and uses share (DESIGN §8.4). `arguments` is the raw JSON of a call, `None` for a
     /// list.
     pub(super) fn may(&self, action: Action, resource: Resource<'_>, arguments: Option<&str>) -> bool {
-        decide(&self.admitted, Some(self), action, resource, arguments)
+        decide(&self.admitted, self.client.as_deref(), action, resource, arguments)
     }
 
     /// Whether the caller may use `item`; what may not be used is not shown.
@@ -89,30 +93,29 @@ impl Ctx {
     }
 }
 
-fn client_name(ctx: &Ctx) -> Option<String> {
-    let info = ctx.session.client_info.as_ref()?;
-    Object::parse(info.get()).ok()?.str("name").map(std::borrow::Cow::into_owned)
+/// What a client calls itself in its `clientInfo`.
+pub(super) fn client_name(info: Option<&RawValue>) -> Option<Arc<str>> {
+    Object::parse(info?.get()).ok()?.str("name").map(Arc::from)
 }
 
-pub(super) fn may_connect(admitted: &Admitted, ctx: Option<&Ctx>, name: &ConnectionName) -> bool {
-    decide(admitted, ctx, Action::Connect, Resource::Connection(name), None)
+pub(super) fn may_connect(admitted: &Admitted, client: Option<&str>, name: &ConnectionName) -> bool {
+    decide(admitted, client, Action::Connect, Resource::Connection(name), None)
 }
 
 fn decide(
     admitted: &Admitted,
-    ctx: Option<&Ctx>,
+    client: Option<&str>,
     action: Action,
     resource: Resource<'_>,
     arguments: Option<&str>,
 ) -> bool {
-    let client = ctx.and_then(client_name);
     let request = Request {
         caller: &admitted.caller,
         action,
         resource,
         context: Context {
             environment: &admitted.publication.workspace.environment,
-            client: client.as_deref(),
+            client,
             era: Era::Legacy,
             arguments,
         },

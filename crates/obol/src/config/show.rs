@@ -44,7 +44,7 @@ impl fmt::Display for Effective {
         for Line { variable, value, source } in &self.lines {
             match (value, source) {
                 (Some(value), Source::Default) => {
-                    writeln!(f, "{}={}  # default", variable.name, one_line(value))?
+                    writeln!(f, "{}={}  # default", variable.name, one_line(value))?;
                 }
                 (Some(value), Source::Environment) => writeln!(f, "{}={}", variable.name, one_line(value))?,
                 (Some(value), Source::Option(option)) => {
