@@ -54,7 +54,7 @@ connections:
     command: ["npx", "-y", "server", 8080]
     env: { PLAIN: yes, PORT: 0800, API_KEY: { secret: "file:key.txt" } }
     mode: per_session
-  docs: { transport: streamable_http, url: "http://docs.internal:3000/mcp", namespace: none, stateful: true }
+  docs: { transport: streamable_http, url: "http://docs.internal:3000/mcp", namespace: none }
   local: { transport: streamable_http, url: "http://127.0.0.1:3000/mcp?x=1", allow_private: true }
 providers:
   openai:
@@ -111,7 +111,6 @@ fn a_full_file_compiles_to_what_it_says() {
         [("API_KEY", "k3y".to_owned()), ("PLAIN", "yes".to_owned()), ("PORT", "0800".to_owned()),]
     );
     assert_eq!(connection("docs").namespace, Namespace::None);
-    assert!(connection("docs").stateful);
 
     let provider = workspace.providers.values().next().unwrap();
     let Some(Auth::Header { name, value }) = &provider.auth else { panic!() };
@@ -161,7 +160,8 @@ fn each_fault_has_a_place_and_a_way_out() {
         ("connections:\n  c: { url: 'https://x.example' }".into(), "acme.yaml:4:6: connection `c` has no `transport`\n  help: add `transport: streamable_http` with a `url`, or `transport: stdio` with a `command`"),
         ("connections:\n  c: { transport: http, url: 'https://x.example' }".into(), "acme.yaml:4:19: `transport` cannot be `http`\n  help: known here: `streamable_http`, `stdio`, `sse`"),
         ("connections:\n  c: { transport: sse, url: 'https://x.example' }".into(), "acme.yaml:4:19: `transport: sse` is not supported by this release yet\n  help: use `streamable_http`; most servers offer it by now"),
-        (http("stateful: true"), "acme.yaml:4:6: connection `c` has no `url`\n  help: add `url: https://host.example/mcp`"),
+        (http("timeout_s: 5"), "acme.yaml:4:6: connection `c` has no `url`\n  help: add `url: https://host.example/mcp`"),
+        (http("url: 'https://x.example', stateful: true"), "acme.yaml:4:71: `stateful: true` is not supported by this release yet\n  help: remove it if the server may forget a session"),
         (http("url: 'mcp.example.com/mcp'"), "acme.yaml:4:41: `url` is no URL: relative URL without a base\n  help: write it like `https://host.example/path`"),
         (http("url: 'ftp://x.example/'"), "acme.yaml:4:41: `url` has the scheme `ftp`, not http or https\n  help: write it like `https://host.example/path`"),
         (http("url: 'https://me:pw@x.example/'"), "acme.yaml:4:41: `url` must not contain credentials\n  help: use `auth`"),
