@@ -161,7 +161,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         ("connections:\n  c: { transport: http, url: 'https://x.example' }".into(), "acme.yaml:4:19: `transport` cannot be `http`\n  help: known here: `streamable_http`, `stdio`, `sse`"),
         ("connections:\n  c: { transport: sse, url: 'https://x.example' }".into(), "acme.yaml:4:19: `transport: sse` is not supported by this release yet\n  help: use `streamable_http`; most servers offer it by now"),
         (http("timeout_s: 5"), "acme.yaml:4:6: connection `c` has no `url`\n  help: add `url: https://host.example/mcp`"),
-        (http("url: 'https://x.example', stateful: true"), "acme.yaml:4:71: `stateful: true` is not supported by this release yet\n  help: remove it if the server may forget a session"),
+        (http("url: 'https://x.example', stateful: true"), "acme.yaml:4:72: `stateful: true` is not supported by this release yet\n  help: remove it if the server keeps nothing in its session: it is renewed every 45 seconds"),
         (http("url: 'mcp.example.com/mcp'"), "acme.yaml:4:41: `url` is no URL: relative URL without a base\n  help: write it like `https://host.example/path`"),
         (http("url: 'ftp://x.example/'"), "acme.yaml:4:41: `url` has the scheme `ftp`, not http or https\n  help: write it like `https://host.example/path`"),
         (http("url: 'https://me:pw@x.example/'"), "acme.yaml:4:41: `url` must not contain credentials\n  help: use `auth`"),

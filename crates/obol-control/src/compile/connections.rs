@@ -53,7 +53,7 @@ impl Reader<'_> {
         let stateful = self.boolean(&fields, "stateful").unwrap_or_default();
         if let (true, Some(node)) = (stateful, fields.get("stateful")) {
             // Accepting it without keeping one upstream session per client session would lose state in silence.
-            let help = "remove it if the server may forget a session; it is told to start again after 45 seconds";
+            let help = "remove it if the server keeps nothing in its session: it is renewed every 45 seconds";
             self.fault(place(node), "`stateful: true` is not supported by this release yet", help);
         }
         let price_per_call = self.price(&fields, "price_per_call").unwrap_or_default();
