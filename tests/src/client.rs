@@ -15,6 +15,14 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::SOON;
 
+/// An HTTP client that does not wait for ever: a hang is a failure of its own, not of the test's time limit.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn http() -> reqwest::Client {
+    reqwest::Client::builder().timeout(Duration::from_secs(60)).build().expect("an HTTP client")
+}
+
 /// What a client of MCP accepts.
 pub const ACCEPT: &str = "application/json, text/event-stream";
 
@@ -127,7 +135,7 @@ impl Mcp {
     /// A client without a session.
     pub fn new(base_url: &str, key: &str) -> Self {
         Self {
-            http: reqwest::Client::new(),
+            http: http(),
             url: format!("{base_url}/mcp"),
             key: key.to_owned(),
             session: None,

@@ -7,7 +7,7 @@ use obol_testkit::fake_mcp::FakeMcp;
 use serde_json::Value;
 
 use crate::ALLOW_ALL;
-use crate::client::{Mcp, Reply};
+use crate::client::{Mcp, Reply, http};
 
 /// What the gateway presents to [`World::mcp`]: long and unlike anything else, so that it can be looked for in logs.
 pub const MCP_SECRET: &str = "upstream-mcp-credential-7f3d";
@@ -101,7 +101,7 @@ policies: ["{name}.cedar"]
 
 /// A chat completion.
 pub async fn chat(base_url: &str, key: &str, body: impl Into<reqwest::Body>) -> Reply {
-    let request = reqwest::Client::new().post(format!("{base_url}/v1/chat/completions"));
+    let request = http().post(format!("{base_url}/v1/chat/completions"));
     let request = request.header(AUTHORIZATION, format!("Bearer {key}"));
     Reply::of(request.header("content-type", "application/json").body(body)).await
 }

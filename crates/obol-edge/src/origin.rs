@@ -87,6 +87,7 @@ pub(crate) async fn layer(State(policy): State<OriginPolicy>, request: Request, 
         Err(refusal) => return refusal.into_response(),
     };
     let preflight = request.method() == Method::OPTIONS;
+    let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let mut response =
         if preflight { StatusCode::NO_CONTENT.into_response() } else { next.run(request).await };
     let headers = response.headers_mut();
@@ -98,15 +99,35 @@ pub(crate) async fn layer(State(policy): State<OriginPolicy>, request: Request, 
     if preflight {
         headers.insert(header::ALLOW, HeaderValue::from_static(ALLOWED_METHODS));
         headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(ALLOWED_METHODS));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ALLOWED));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, allowed_headers(asked.as_ref()));
         headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
     response
 }
 
+/// The headers that pages may send: those that are known, and whichever `Mcp-Param-*` the page asks for.
+fn allowed_headers(asked: Option<&HeaderValue>) -> HeaderValue {
+    let asked = asked.and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let params: Vec<&str> = asked
+        .split(',')
+        .map(str::trim)
+        .filter(|name| name.get(..10).is_some_and(|prefix| prefix.eq_ignore_ascii_case("mcp-param-")))
+        .collect();
+    let all = std::iter::once(ALLOWED).chain(params).collect::<Vec<_>>().join(", ");
+    HeaderValue::from_str(&all).unwrap_or_else(|_| HeaderValue::from_static(ALLOWED))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_may_send_the_params_that_they_ask_for() {
+        let asked = HeaderValue::from_static("mcp-param-region, x-evil, Mcp-Param-2");
+        let allowed = allowed_headers(Some(&asked));
+        assert!(allowed.to_str().unwrap().ends_with(", mcp-param-region, Mcp-Param-2"));
+        assert_eq!(allowed_headers(None), ALLOWED);
+    }
 
     fn check(policy: &OriginPolicy, host: &str, origin: Option<&str>) -> bool {
         let mut headers = HeaderMap::new();

@@ -113,6 +113,11 @@ impl Mcp {
             Ok(ctx) => ctx,
             Err(refusal) => return refuse::http(&refusal, None),
         };
+        if ctx.session.principal != ctx.admitted.key.principal() {
+            // Keys of the workspace may share the session, its streams stay with whoever created it (DESIGN §6.5).
+            let message = "the stream of a shared session belongs to the key that created it";
+            return refuse::http(&Refusal::new(Kind::Forbidden, "foreign_stream", message), None);
+        }
         if headers.contains_key(&LAST_EVENT_ID) {
             tracing::debug!(
                 session_last4 = ctx.session.session_id.last4(),

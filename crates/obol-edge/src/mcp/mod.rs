@@ -25,7 +25,6 @@ use obol_mcp::catalogue::Catalogue;
 use obol_mcp::pool::Pool;
 use obol_mcp::wire::{self, Incoming, Message, Object, ProtocolVersion, RpcError, WireError};
 use obol_meter::Meter;
-use obol_model::snapshot::SessionBinding;
 use obol_model::{ConnectionName, Kind, RequestId, metric};
 use obol_session::Sessions;
 use serde_json::value::RawValue;
@@ -349,8 +348,7 @@ impl Mcp {
         let caller = obol_session::Caller {
             workspace_id: &admitted.key.workspace_id,
             principal: &principal,
-            // Only the owner ends a session, whoever may use it.
-            binding: SessionBinding::Principal,
+            binding: admitted.publication.workspace.session_binding,
         };
         let text = id.to_str().unwrap_or_default();
         match self.sessions.delete(text, &caller).await {
@@ -365,8 +363,11 @@ impl Mcp {
     }
 }
 
+/// DESIGN §9.2. `initialize` exists in the legacy era only, where the header means nothing yet (§9.6); what it says in
+/// `_meta` counts.
 fn is_modern(headers: &HeaderMap, message: &Message<'_>) -> bool {
-    if negotiate::text(headers, &PROTOCOL_VERSION).is_some_and(ProtocolVersion::is_modern) {
+    let initialize = matches!(message, Message::Request { method, .. } if method == "initialize");
+    if !initialize && negotiate::text(headers, &PROTOCOL_VERSION).is_some_and(ProtocolVersion::is_modern) {
         return true;
     }
     let (Message::Request { params, .. } | Message::Notification { params, .. }) = message else {
