@@ -22,14 +22,16 @@ impl Process {
 
     /// The Redis that listens there, which says itself which process it is.
     pub(crate) async fn of_redis(addr: std::net::SocketAddr) -> Result<Self, Failure> {
-        let failed = |why: &dyn std::fmt::Display| Failure::new(format!("cannot ask Redis for its process: {why}"));
+        let failed =
+            |why: &dyn std::fmt::Display| Failure::new(format!("cannot ask Redis for its process: {why}"));
         let ask = async {
             let mut stream = TcpStream::connect(addr).await?;
             stream.write_all(b"INFO server\r\nQUIT\r\n").await?;
             let mut text = String::new();
             stream.read_to_string(&mut text).await.map(|_| text)
         };
-        let text = timeout(Duration::from_secs(5), ask).await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
+        let text =
+            timeout(Duration::from_secs(5), ask).await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))?;
         let id = text.lines().find_map(|line| line.strip_prefix("process_id:")?.trim().parse().ok());
         id.map(Self::new).ok_or_else(|| failed(&"it does not say"))
     }
@@ -51,7 +53,8 @@ impl Process {
     /// Resident memory in bytes.
     pub(crate) fn rss(self) -> Result<u64, Failure> {
         let status = self.read("status")?;
-        resident(&status).ok_or_else(|| Failure::new(format!("cannot read the memory of process {}", self.id)))
+        resident(&status)
+            .ok_or_else(|| Failure::new(format!("cannot read the memory of process {}", self.id)))
     }
 
     fn read(self, file: &str) -> Result<String, Failure> {

@@ -42,12 +42,10 @@ async fn pass(
         Some(request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/")));
     // Cannot fail: all three parts are there.
     *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
-    match client.request(request).await {
-        Ok(response) => response.map(Either::Left),
-        Err(_) => {
-            let mut response = Response::new(Either::Right(Empty::new()));
-            *response.status_mut() = StatusCode::BAD_GATEWAY;
-            response
-        }
-    }
+    let Ok(response) = client.request(request).await else {
+        let mut response = Response::new(Either::Right(Empty::new()));
+        *response.status_mut() = StatusCode::BAD_GATEWAY;
+        return response;
+    };
+    response.map(Either::Left)
 }

@@ -97,7 +97,8 @@ fn rpc(sessions: &AtomicU64, headers: &HeaderMap, body: &[u8]) -> Response<Body>
         ("ping", id) => result(id, "{}"),
         ("tools/list", id) => result(id, TOOLS),
         ("tools/call", id) => {
-            let call = rpc.params.and_then(|params| serde_json::from_str::<CallParams<'_>>(params.get()).ok());
+            let call =
+                rpc.params.and_then(|params| serde_json::from_str::<CallParams<'_>>(params.get()).ok());
             match call {
                 Some(call) if call.name == "echo" => {
                     let text = call.arguments.text.get();
@@ -147,9 +148,7 @@ fn chat(body: &[u8]) -> Response<Body> {
     let said = chat.messages.last().map_or("null", |message| message.content.get());
     if chat.stream {
         let mut response = Response::new(Either::Right(Events::of(said, chat.stream_options.include_usage)));
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, http::HeaderValue::from_static("text/event-stream"));
+        response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("text/event-stream"));
         return response;
     }
     json(format!(

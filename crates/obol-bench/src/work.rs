@@ -74,7 +74,11 @@ impl Work {
                 if has(id.as_bytes()) || has(id_last.as_bytes()) { Ok(()) } else { Err("it has another id") }
             }
             Self::Chat => {
-                if has(br#""total_tokens":29"#) { Ok(()) } else { Err("its usage is missing") }
+                if has(br#""total_tokens":29"#) {
+                    Ok(())
+                } else {
+                    Err("its usage is missing")
+                }
             }
             Self::ChatStream => {
                 if !answer.ends_with(b"data: [DONE]\n\n") {
@@ -118,7 +122,10 @@ mod tests {
     fn an_answer_to_another_request_is_noticed() {
         let (mine, other) = (Mark::new(1, 2), Mark::new(12, 2));
         let answer = |mark: &Mark, id: u64| {
-            format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"text":"{}"}}]}}}}"#, mark.as_str())
+            format!(
+                r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[{{"text":"{}"}}]}}}}"#,
+                mark.as_str()
+            )
         };
         let check = |answer: &str| Work::ToolCalls.check(7, &mine, answer.as_bytes());
         assert_eq!(check(&answer(&mine, 7)), Ok(()));

@@ -43,7 +43,8 @@ fn children(parent: u32) -> Vec<Pid> {
 async fn all_end(pids: &[Pid]) {
     // Whether a zombie is reaped, and when, is up to the machine's first process; it has no command line any more.
     let ended = |pid: &Pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty());
-    eventually(SOON, || async { pids.iter().all(|pid| kill(*pid, None) == Err(Errno::ESRCH) || ended(pid)) }).await;
+    eventually(SOON, || async { pids.iter().all(|pid| kill(*pid, None) == Err(Errno::ESRCH) || ended(pid)) })
+        .await;
 }
 
 #[tokio::test]

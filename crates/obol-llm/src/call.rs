@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use obol_model::{Kind, ProviderName};
 use serde::Deserialize;
@@ -9,7 +9,6 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
-use crate::dial;
 use crate::dialect::openai_error;
 use crate::error::LlmError;
 use crate::llm::{AnswerBody, Attempt, Credential, LlmOptions};
@@ -21,7 +20,6 @@ use crate::view::First;
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(crate) const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
 const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
-const AGENT: HeaderValue = HeaderValue::from_static(concat!("obol/", env!("CARGO_PKG_VERSION")));
 
 /// How much of a refused answer is read, and for how long, so that its connection can be used again.
 const DISCARD_BYTES: usize = 64 * 1024;
@@ -95,7 +93,7 @@ impl Call<'_> {
     /// Built from nothing: no header of a client can slip through (DESIGN §16).
     fn http_request(&self, ask_for_usage: bool) -> Result<reqwest::Request, LlmError> {
         let Attempt { provider, base_url, credential, target, allow_private } = self.attempt;
-        if dial::is_forbidden_literal(base_url, *allow_private) {
+        if obol_dial::check(base_url, *allow_private).is_err() {
             return Err(LlmError::AddressRefused { provider: (*provider).clone() });
         }
         let mut url = (*base_url).clone();
@@ -110,7 +108,6 @@ impl Call<'_> {
         headers.insert(CONTENT_TYPE, JSON);
         headers.insert(ACCEPT, if self.request.is_stream() { EVENT_STREAM } else { JSON });
         headers.insert(ACCEPT_ENCODING, IDENTITY);
-        headers.insert(USER_AGENT, AGENT);
         *http.body_mut() = Some(self.request.body_for(&target.model, ask_for_usage).into());
         Ok(http)
     }
@@ -235,7 +232,7 @@ impl Call<'_> {
 
     fn unreachable(&self, source: reqwest::Error) -> LlmError {
         let provider = self.attempt.provider.clone();
-        if dial::is_refusal(&source) {
+        if obol_dial::is_refusal(&source) {
             LlmError::AddressRefused { provider }
         } else if source.is_timeout() {
             LlmError::Timeout { provider }

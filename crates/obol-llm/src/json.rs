@@ -17,6 +17,27 @@ pub(crate) fn members<'a>(json: &'a [u8], name: &memmem::Finder<'_>) -> impl Ite
     })
 }
 
+/// Whether no bracket stands deeper than `max`; brackets inside strings do not count.
+pub(crate) fn depth_within(json: &[u8], max: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in json {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                if depth > max {
+                    return false;
+                }
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    true
+}
+
 /// Calls `each` with the name and the raw content of every string in the first object or array of `json` that is a
 /// value. Strings in an array have the name of the array.
 pub(crate) fn strings<'a>(json: &'a [u8], mut each: impl FnMut(&'a [u8], &'a [u8])) {

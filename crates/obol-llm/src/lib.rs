@@ -9,7 +9,6 @@
 //! reports tokens), and it knows no client connection: dropping an answer ends the upstream's work at once.
 
 mod call;
-mod dial;
 mod dialect;
 mod error;
 mod json;

@@ -3,6 +3,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, StatusCode};
+use obol_dial::Dialer;
 use obol_model::snapshot::Target;
 use obol_model::{ProviderName, Secret, metric};
 use tokio::time::{Instant, timeout_at};
@@ -10,7 +11,6 @@ use tracing::warn;
 use url::Url;
 
 use crate::call::{Call, EVENT_STREAM, JSON};
-use crate::dial;
 use crate::error::{LlmError, chain};
 use crate::request::ChatRequest;
 use crate::stream::ChatStream;
@@ -20,8 +20,6 @@ use crate::usage::Usage;
 /// ones hang.
 #[derive(Debug, Clone)]
 pub struct LlmOptions {
-    /// For name, connection and TLS handshake.
-    pub connect_timeout: Duration,
     /// Until an answer begins (a stream: its first event). The last target of a request that is no stream may use all
     /// of `total`: its answer begins when it is complete.
     pub first_byte_timeout: Duration,
@@ -38,7 +36,6 @@ pub struct LlmOptions {
 impl Default for LlmOptions {
     fn default() -> Self {
         Self {
-            connect_timeout: Duration::from_secs(5),
             first_byte_timeout: Duration::from_mins(2),
             idle_timeout: Duration::from_mins(2),
             total: Duration::from_mins(5),
@@ -136,22 +133,14 @@ pub enum AnswerBody {
 /// Calls providers. Cheap to clone; clones share connections.
 #[derive(Debug, Clone)]
 pub struct Llm {
-    public: reqwest::Client,
-    private: reqwest::Client,
+    pub(crate) dialer: Dialer,
     options: LlmOptions,
 }
 
 impl Llm {
-    /// Makes the HTTP clients.
-    ///
-    /// # Errors
-    /// When TLS cannot be set up.
-    pub fn new(options: LlmOptions) -> Result<Self, reqwest::Error> {
-        Ok(Self {
-            public: dial::client(false, options.connect_timeout)?,
-            private: dial::client(true, options.connect_timeout)?,
-            options,
-        })
+    /// Calls with the clients of `dialer`.
+    pub fn new(dialer: Dialer, options: LlmOptions) -> Self {
+        Self { dialer, options }
     }
 
     /// Tries the targets in order until one begins to answer (DESIGN §11.2).
@@ -174,7 +163,7 @@ impl Llm {
             } else {
                 deadline.min(Instant::now() + self.options.first_byte_timeout)
             };
-            let client = if attempt.allow_private { &self.private } else { &self.public };
+            let client = self.dialer.client(attempt.allow_private);
             let call = Call { client, options: &self.options, request, attempt, first_byte, deadline };
             let result = timeout_at(deadline, call.run())
                 .await

@@ -6,7 +6,11 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor}
 use serde_json::value::RawValue;
 
 use crate::error::LlmError;
+use crate::json;
 use crate::usage::estimate_input;
+
+/// How deep a body may nest (DESIGN §16): less than makes the parsers of providers give up.
+const MAX_DEPTH: usize = 128;
 
 /// A request for a chat completion: the body as it came, and where the few members stand that the gateway reads.
 ///
@@ -47,6 +51,10 @@ impl ChatRequest {
     pub fn parse(body: Bytes) -> Result<Self, LlmError> {
         let text = str::from_utf8(&body)
             .map_err(|_| LlmError::invalid("invalid_json", None, "the body is not UTF-8"))?;
+        if !json::depth_within(&body, MAX_DEPTH) {
+            let message = format!("the body is nested deeper than {MAX_DEPTH} levels");
+            return Err(LlmError::invalid("invalid_json", None, message));
+        }
         let members: Members<'_> = serde_json::from_str(text).map_err(|e| {
             LlmError::invalid("invalid_json", None, format!("the body must be a JSON object: {e}"))
         })?;
@@ -320,6 +328,14 @@ mod tests {
         assert_eq!((request.model(), request.is_stream()), ("pub", false));
         assert_eq!(request.body_for("up\"1", false), body.replace("\"pub\"", r#""up\"1""#));
         assert_eq!(request.body_for("pub", false), body);
+    }
+
+    #[test]
+    fn nesting_is_bounded_and_brackets_in_strings_do_not_count() {
+        let nested = |levels: usize| format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(levels), "]".repeat(levels));
+        assert!(parse(&nested(MAX_DEPTH - 1)).is_ok());
+        assert_eq!(parse(&nested(MAX_DEPTH)).unwrap_err().code(), "invalid_json");
+        assert!(parse(&format!(r#"{{"model":"m","x":"{}\"["}}"#, "[".repeat(500))).is_ok());
     }
 
     #[test]

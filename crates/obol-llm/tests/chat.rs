@@ -9,7 +9,7 @@ use obol_llm::{Credential, Llm, LlmError, LlmOptions};
 use obol_model::{Kind, Tokens};
 use obol_testkit::eventually;
 use obol_testkit::fake_llm::{FakeLlm, Raw, Reply};
-use support::{Upstream, chat, full, llm, options, plain, request, streaming};
+use support::{Upstream, chat, dialer, full, llm, options, plain, request, streaming};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -203,7 +203,7 @@ async fn a_provider_that_does_not_begin_is_passed_over_in_time() {
     let (mute, alive) = (FakeLlm::start().await, FakeLlm::start().await);
     mute.reply(Reply::Stall);
     let (a, b) = (Upstream::of(&mute, "a"), Upstream::of(&alive, "b"));
-    let llm = Llm::new(LlmOptions { first_byte_timeout: Duration::from_millis(50), ..options() }).unwrap();
+    let llm = Llm::new(dialer(), LlmOptions { first_byte_timeout: Duration::from_millis(50), ..options() });
     for asked in [plain(), streaming()] {
         assert_eq!(chat(&llm, &asked, &[&a, &b]).await.unwrap().target_index, 1);
     }
@@ -211,7 +211,7 @@ async fn a_provider_that_does_not_begin_is_passed_over_in_time() {
     let alone = chat(&llm, &streaming(), &[&a]).await.unwrap_err();
     assert!(matches!(alone, LlmError::Timeout { .. }), "{alone:?}");
 
-    let llm = Llm::new(LlmOptions { total: Duration::from_millis(80), ..options() }).unwrap();
+    let llm = Llm::new(dialer(), LlmOptions { total: Duration::from_millis(80), ..options() });
     let alone = chat(&llm, &plain(), &[&a, &b]).await.unwrap_err();
     assert!(matches!(alone, LlmError::Timeout { .. }), "{alone:?}");
     assert_eq!(alive.calls(), 2, "the limit of the whole call leaves no second attempt");

@@ -11,7 +11,7 @@ use obol_model::Tokens;
 use obol_testkit::eventually;
 use obol_testkit::fake_llm::{FakeLlm, Raw, Reply};
 use proptest::prelude::*;
-use support::{Upstream, chat, full, llm, options, request, rest, stream, streaming};
+use support::{Upstream, chat, dialer, full, llm, options, request, rest, stream, streaming};
 use tokio::runtime::Runtime;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -133,7 +133,7 @@ async fn an_error_frame_in_the_middle_is_relayed_and_nothing_is_added() {
 async fn a_stream_that_falls_silent_ends_with_an_error() {
     let fake = FakeLlm::start().await;
     fake.reply(Reply::Raw(Raw::events([ROLE, WORD]).wait_for_release()));
-    let llm = Llm::new(LlmOptions { idle_timeout: Duration::from_millis(80), ..options() }).unwrap();
+    let llm = Llm::new(dialer(), LlmOptions { idle_timeout: Duration::from_millis(80), ..options() });
     let mut stream = stream(chat(&llm, &streaming(), &[&Upstream::of(&fake, "a")]).await.unwrap());
     let relayed = rest(&mut stream).await;
     assert!(error_frame(&relayed, "upstream_timeout"), "{relayed}");
@@ -153,7 +153,7 @@ async fn comments_are_life_but_the_whole_call_is_limited() {
         total: Duration::from_millis(700),
         ..options()
     };
-    let llm = Llm::new(options).unwrap();
+    let llm = Llm::new(dialer(), options);
     let began = tokio::time::Instant::now();
     let mut stream = stream(chat(&llm, &streaming(), &[&Upstream::of(&fake, "a")]).await.unwrap());
     let relayed = rest(&mut stream).await;

@@ -1,5 +1,6 @@
 //! A load balancer without stickiness.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use hyper::client::conn::http1 as client;
 use hyper::server::conn::http1 as server;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::accept::Acceptor;
@@ -52,7 +53,11 @@ struct Shared {
     backends: RwLock<Vec<Backend>>,
     next: AtomicUsize,
     bearer: RwLock<Option<HeaderValue>>,
+    sessions: Mutex<BTreeMap<String, BTreeSet<usize>>>,
 }
+
+/// MCP sessions remembered: more than any test opens, and a benchmark is not slowed down.
+const KEPT_SESSIONS: usize = 1024;
 
 #[derive(Debug, Clone)]
 struct Backend {
@@ -136,6 +141,11 @@ impl Balancer {
         self.shared.backends.read().iter().map(|backend| backend.hits.load(Ordering::SeqCst)).collect()
     }
 
+    /// Which backends were sent requests of each MCP session, by its id; the first thousand sessions.
+    pub fn sessions(&self) -> BTreeMap<String, BTreeSet<usize>> {
+        self.shared.sessions.lock().clone()
+    }
+
     /// Client connections that are open now.
     pub fn connections(&self) -> usize {
         self.acceptor.open()
@@ -172,6 +182,7 @@ async fn forward(
             Ok(stream) => {
                 drop(stream.set_nodelay(true));
                 backend.hits.fetch_add(1, Ordering::SeqCst);
+                shared.note_session(request.headers(), index);
                 return Ok(pass(stream, request, index).await);
             }
             Err(why) => refused.push(format!("{}: {why}\n", backend.addr)),
@@ -194,6 +205,18 @@ async fn pass(stream: TcpStream, request: Request<Incoming>, index: usize) -> Re
     strip(response.headers_mut());
     response.headers_mut().insert(BACKEND, HeaderValue::from(index));
     response
+}
+
+impl Shared {
+    fn note_session(&self, headers: &HeaderMap, backend: usize) {
+        let Some(session) = headers.get("mcp-session-id").and_then(|value| value.to_str().ok()) else {
+            return;
+        };
+        let mut sessions = self.sessions.lock();
+        if sessions.len() < KEPT_SESSIONS || sessions.contains_key(session) {
+            sessions.entry(session.to_owned()).or_default().insert(backend);
+        }
+    }
 }
 
 fn strip(headers: &mut HeaderMap) {
@@ -270,6 +293,19 @@ mod tests {
         }
         assert_eq!(balancer.hits(), [2, 2]);
         assert_eq!(balancer.acceptor.accepted(), 1);
+    }
+
+    #[tokio::test]
+    async fn it_tells_which_backends_a_session_met() {
+        let backends = [backend("zero").await, backend("one").await];
+        let balancer = Balancer::start(backends.iter().map(Acceptor::addr).collect()).await;
+        for session in ["a", "b", "a", "a"] {
+            let request = reqwest::Client::new().get(balancer.base_url()).header("mcp-session-id", session);
+            request.send().await.unwrap();
+        }
+        let expected = [("a", vec![0, 1]), ("b", vec![1])];
+        let expected = expected.map(|(session, met)| (session.to_owned(), BTreeSet::from_iter(met)));
+        assert_eq!(balancer.sessions(), BTreeMap::from(expected));
     }
 
     #[tokio::test]

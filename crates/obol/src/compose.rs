@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use obol_auth::{KeyStore, Keys, KeysOptions, ServiceTokens};
+use obol_dial::{DialOptions, Dialer};
 use obol_drain::{Class, Drain, DrainOptions, Tasks};
 use obol_edge::{
     CompileWorkspace, EdgeOptions, Gateway, GatewayParts, Listeners, OriginPolicy, RedisProbe,
@@ -17,8 +18,7 @@ use obol_edge::{
 use obol_llm::{Llm, LlmOptions};
 use obol_mcp::catalogue::{Catalogue, CatalogueOptions};
 use obol_mcp::pool::{
-    Connect, Endpoint, EndpointKind, HttpConnect, HttpOptions, Pool, PoolOptions, Spawn, Transport,
-    TransportError,
+    Connect, Endpoint, EndpointKind, HttpConnect, Pool, PoolOptions, Spawn, Transport, TransportError,
 };
 use obol_meter::{FlushReport, MeterOptions, UsageSink, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
@@ -112,8 +112,9 @@ impl Replica {
         let publications = Publications::new(stores.publications, CompileWorkspace::new(ring));
         let key_options = KeysOptions { ttl: config.key_ttl, ..KeysOptions::default() };
         let keys = Keys::new(stores.keys, clock.clone(), key_options);
+        let dialer = Dialer::new(DialOptions::default()).map_err(Failure::runtime)?;
         let pool = Pool::new(
-            connectors(&tasks, environment)?,
+            connectors(&tasks, dialer.clone(), environment),
             Arc::new(Spawner(tasks.clone())),
             PoolOptions::default(),
         );
@@ -127,7 +128,7 @@ impl Replica {
             ttl: config.session_ttl,
             max_per_principal: config.session_max_per_principal.get(),
         };
-        let llm = Llm::new(LlmOptions { total: config.upstream_timeout, ..LlmOptions::default() });
+        let llm = Llm::new(dialer, LlmOptions { total: config.upstream_timeout, ..LlmOptions::default() });
         let reload = config.service_jwt.as_ref().map(reload_verifier).transpose()?;
         let gateway = Gateway::new(GatewayParts {
             keys: keys.clone(),
@@ -135,7 +136,7 @@ impl Replica {
             sessions: Arc::new(Sessions::new(stores.sessions, clock.clone(), session_options)),
             pool: pool.clone(),
             catalogue,
-            llm: Arc::new(llm.map_err(Failure::runtime)?),
+            llm: Arc::new(llm),
             meter,
             drain: drain.clone(),
             clock,
@@ -270,11 +271,12 @@ fn reload_verifier(key: &ServiceJwt) -> Result<ReloadVerifier, Failure> {
 
 fn connectors(
     tasks: &Tasks,
+    dialer: Dialer,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
-) -> Result<Arc<dyn Connect>, Failure> {
-    let http = HttpConnect::new(&HttpOptions::default()).map_err(Failure::runtime)?;
+) -> Arc<dyn Connect> {
+    let http = HttpConnect::new(dialer);
     let stdio = StdioConnect::new(Arc::new(Spawner(tasks.clone())), environment, WorkerOptions::default());
-    Ok(Arc::new(Connectors { http, stdio }))
+    Arc::new(Connectors { http, stdio })
 }
 
 /// Chooses the transport by the kind of the endpoint.

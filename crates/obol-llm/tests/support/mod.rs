@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use obol_dial::{DialOptions, Dialer};
 use obol_llm::{
     Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Credential, Llm, LlmError, LlmOptions, Usage,
 };
@@ -55,7 +56,6 @@ impl Upstream {
 
 pub(crate) fn options() -> LlmOptions {
     LlmOptions {
-        connect_timeout: Duration::from_secs(5),
         first_byte_timeout: Duration::from_secs(10),
         idle_timeout: Duration::from_secs(10),
         total: Duration::from_secs(20),
@@ -64,8 +64,12 @@ pub(crate) fn options() -> LlmOptions {
     }
 }
 
+pub(crate) fn dialer() -> Dialer {
+    Dialer::new(DialOptions::default()).unwrap()
+}
+
 pub(crate) fn llm() -> Llm {
-    Llm::new(options()).unwrap()
+    Llm::new(dialer(), options())
 }
 
 pub(crate) fn request(body: &str) -> ChatRequest {

@@ -39,7 +39,7 @@ pub use endpoint::{Endpoint, EndpointKind, ListKind};
 pub use error::{CallError, TransportError};
 pub use events::{EventKind, Listener, UpstreamEvent};
 pub use exchange::{Call, Event, Exchange};
-pub use http::{HttpConnect, HttpOptions};
+pub use http::HttpConnect;
 pub use options::PoolOptions;
 pub use session::{ListCapability, Present, ResourcesCapability, ServerCapabilities};
 pub use transport::{Connect, Inbound, Outgoing, Reply, Spawn, Transport};

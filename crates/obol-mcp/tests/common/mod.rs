@@ -8,8 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use obol_mcp::pool::{
-    Call, CallError, Endpoint, EndpointKind, Event, Exchange, HttpConnect, HttpOptions, Pool, PoolOptions,
-    Spawn,
+    Call, CallError, Endpoint, EndpointKind, Event, Exchange, HttpConnect, Pool, PoolOptions, Spawn,
 };
 use obol_mcp::wire::ProtocolVersion;
 use serde_json::value::RawValue;
@@ -35,7 +34,8 @@ pub(crate) fn options() -> PoolOptions {
 }
 
 pub(crate) fn pool_with(options: PoolOptions) -> Arc<Pool> {
-    let http = HttpConnect::new(&HttpOptions { max_message: 1 << 20, ..HttpOptions::default() }).unwrap();
+    let dialer = obol_dial::Dialer::new(obol_dial::DialOptions::default()).unwrap();
+    let http = HttpConnect::new(dialer).with_max_message(1 << 20);
     Pool::new(Arc::new(http), Arc::new(Tokio), options)
 }
 

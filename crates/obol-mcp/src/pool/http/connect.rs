@@ -1,67 +1,33 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::Client;
+use obol_dial::{Dialer, Refused};
 
-use super::guard::{self, GuardedResolver};
 use super::{HttpTransport, TransportError};
 use crate::pool::{Connect, Endpoint, EndpointKind, Transport};
 
-/// The bounds of [`HttpConnect`].
-#[derive(Debug, Clone)]
-pub struct HttpOptions {
-    /// Longest time for TCP and TLS.
-    pub connect_timeout: Duration,
-    /// The largest answer, event or batch.
-    pub max_message: usize,
-    /// How long an unused connection is kept.
-    pub idle_connection: Duration,
-    /// `User-Agent`.
-    pub user_agent: String,
-}
-
-impl Default for HttpOptions {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(5),
-            max_message: 16 << 20,
-            idle_connection: Duration::from_secs(20),
-            user_agent: concat!("obol/", env!("CARGO_PKG_VERSION")).to_owned(),
-        }
-    }
-}
+/// The largest answer, event or batch, unless said otherwise.
+const MAX_MESSAGE: usize = 16 << 20;
 
 /// Transports for Streamable HTTP. TCP connections are shared by all sessions with one origin.
 #[derive(Debug)]
 pub struct HttpConnect {
-    public: Client,
-    private: Client,
+    dialer: Dialer,
     max_message: usize,
 }
 
 impl HttpConnect {
-    /// Builds the clients: no redirects, no proxy from the environment, no decompression, and no address that must not
-    /// be dialled (DESIGN §16).
-    ///
-    /// # Errors
-    /// When TLS cannot be set up.
-    pub fn new(options: &HttpOptions) -> Result<Self, reqwest::Error> {
-        let client = |allow_private| {
-            Client::builder()
-                .user_agent(&options.user_agent)
-                .redirect(reqwest::redirect::Policy::none())
-                .referer(false)
-                .no_proxy()
-                .dns_resolver(GuardedResolver { allow_private })
-                .connect_timeout(options.connect_timeout)
-                .pool_idle_timeout(options.idle_connection)
-                .pool_max_idle_per_host(256)
-                .tcp_nodelay(true)
-                .build()
-        };
-        Ok(Self { public: client(false)?, private: client(true)?, max_message: options.max_message })
+    /// Connects with the clients of `dialer`.
+    pub fn new(dialer: Dialer) -> Self {
+        Self { dialer, max_message: MAX_MESSAGE }
+    }
+
+    /// The largest answer, event or batch, in bytes.
+    #[must_use]
+    pub fn with_max_message(mut self, bytes: usize) -> Self {
+        self.max_message = bytes;
+        self
     }
 }
 
@@ -72,10 +38,16 @@ impl Connect for HttpConnect {
         let EndpointKind::Http { url, credential, allow_private } = &endpoint.kind else {
             return Err(TransportError::Unsent("it is not reached over HTTP"));
         };
-        guard::check(url, *allow_private).map_err(TransportError::Unsent)?;
-        let client = if *allow_private { &self.private } else { &self.public };
+        obol_dial::check(url, *allow_private).map_err(|refused| {
+            TransportError::Unsent(match refused {
+                Refused::Scheme => "its URL is neither http nor https",
+                Refused::Credential => "its URL holds a credential",
+                Refused::NoHost => "its URL has no host",
+                Refused::Address => "its address is not allowed",
+            })
+        })?;
         Ok(Arc::new(HttpTransport {
-            client: client.clone(),
+            client: self.dialer.client(*allow_private).clone(),
             url: url.clone(),
             credential: credential.clone().map(|(name, mut value)| {
                 value.set_sensitive(true);

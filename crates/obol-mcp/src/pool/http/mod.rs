@@ -1,7 +1,6 @@
 //! MCP Streamable HTTP as a transport (transports, "Streamable HTTP").
 
 mod connect;
-mod guard;
 mod stream;
 
 use std::fmt;
@@ -14,10 +13,11 @@ use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use obol_dial::{connect_reason, root_cause};
 use reqwest::{Client, Response};
 use url::Url;
 
-pub use connect::{HttpConnect, HttpOptions};
+pub use connect::HttpConnect;
 
 use super::{Inbound, Outgoing, Reply, Transport, TransportError};
 use crate::wire::{self, Object, RpcError};
@@ -200,10 +200,10 @@ async fn read(mut response: Response, max: usize) -> Result<Bytes, TransportErro
 /// itself could prove unsent it has already sent again.
 fn failed(e: &reqwest::Error) -> TransportError {
     if e.is_connect() || e.is_builder() {
-        tracing::debug!(error = guard::root(e), "upstream could not be connected");
-        return TransportError::Unsent(guard::reason(e));
+        tracing::debug!(error = root_cause(e), "upstream could not be connected");
+        return TransportError::Unsent(connect_reason(e));
     }
-    tracing::debug!(error = guard::root(e), "upstream connection broke");
+    tracing::debug!(error = root_cause(e), "upstream connection broke");
     TransportError::Broken("the connection broke")
 }
 
@@ -264,7 +264,7 @@ impl Transport for HttpTransport {
         match request.send().await {
             // 405 is how a server says that it ends sessions by itself, 404 that it has done so.
             Ok(response) => tracing::trace!(status = response.status().as_u16(), "upstream session ended"),
-            Err(e) => tracing::debug!(error = guard::root(&e), "upstream session could not be ended"),
+            Err(e) => tracing::debug!(error = root_cause(&e), "upstream session could not be ended"),
         }
     }
 }

@@ -4,11 +4,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderValue;
+use obol_dial::root_cause;
 use reqwest::Response;
 use tokio::time::Instant;
 
 use super::super::{Inbound, TransportError};
-use super::{HttpTransport, failed, guard};
+use super::{HttpTransport, failed};
 use crate::wire::sse::{Decoder, SseEvent};
 
 /// How long to wait before a stream is resumed when the server has not said.
@@ -123,7 +124,7 @@ impl Inbound for SseStream {
                 Ok(Some(bytes)) => self.decoder.push(&bytes),
                 Ok(None) => self.lost()?,
                 Err(e) => {
-                    tracing::debug!(error = guard::root(&e), kind = %failed(&e), "upstream stream broke");
+                    tracing::debug!(error = root_cause(&e), kind = %failed(&e), "upstream stream broke");
                     self.lost()?;
                 }
             }
