@@ -162,8 +162,17 @@ async fn observe(request: Request, next: Next) -> Response {
         p if p.starts_with("/v1/") => "v1",
         _ => "ops",
     };
+    let method = request.method().clone();
     let start = Instant::now();
     let mut response = next.run(request).await;
+    tracing::debug!(
+        surface,
+        %method,
+        status = response.status().as_u16(),
+        request_id = response.headers().get("x-request-id").and_then(|v| v.to_str().ok()),
+        elapsed_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
+        "request answered"
+    );
     metrics::counter!(metric::HTTP_REQUESTS, "surface" => surface, "status" => status_class(&response))
         .increment(1);
     metrics::histogram!(metric::HTTP_SECONDS, "surface" => surface).record(start.elapsed().as_secs_f64());
