@@ -34,8 +34,7 @@ test: core ## Everything that CI runs: check, all tests against real Redis, clie
 	@scripts/setup.sh clients
 	@$(MAKE) --no-print-directory check
 	@$(call say,tests)
-	@# The system tests start the real programs.
-	@cargo build --locked --workspace --bins
+	@# nextest builds the programs that the system tests start (.config/nextest.toml).
 	@clients=$$(scripts/setup.sh env); eval "$$clients"; $(tool) nextest run --locked --workspace
 	@$(call say,doctests)
 	@cargo test --locked --quiet --workspace --doc
@@ -55,10 +54,10 @@ check: toolchain ## Format, lints, docs, licences and sources of dependencies; n
 	@$(tool) deny --locked check bans licenses sources
 
 .PHONY: bench
-bench: core ## Obol beside a bare reverse proxy and no proxy at all, in one run
+bench: core ## Obol beside a bare reverse proxy and no proxy at all, in one run (BENCH='--quick' and other options)
 	@$(call say,building (a few minutes the first time))
-	@cargo build --release --locked --workspace --bins
-	@exec $(target)/release/obol-bench
+	@cargo build --release --locked -p obol -p obol-bench
+	@exec $(target)/release/obol-bench $(BENCH)
 
 .PHONY: docs
 docs: toolchain ## Write docs/configuration.md again

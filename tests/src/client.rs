@@ -20,7 +20,7 @@ use crate::SOON;
 /// # Panics
 /// When it cannot be made.
 pub fn http() -> reqwest::Client {
-    reqwest::Client::builder().timeout(Duration::from_secs(60)).build().expect("an HTTP client")
+    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(60)).build().expect("an HTTP client")
 }
 
 /// What a client of MCP accepts.

@@ -31,16 +31,17 @@ fn allowed(name: &str) -> Option<Vec<&'static str>> {
     let with = |more: &[&'static str]| Some([&BASE[..], more].concat());
     match name {
         "obol-model" | "obol-testkit" => Some(vec![]),
-        "obol-redis" | "obol-dial" => Some(vec!["obol-model"]),
-        // Decides without any I/O.
-        "obol-authz" => Some(vec!["obol-model"]),
+        // obol-authz decides without any I/O.
+        "obol-authz" | "obol-dial" | "obol-redis" => Some(vec!["obol-model"]),
         // Implements the `Transport` of obol-mcp.
         "obol-worker" => Some(vec!["obol-model", "obol-mcp"]),
         // A policy set that does not compile is never published.
         "obol-control" => with(&["obol-authz"]),
         // No handler reaches a raw Redis client, an HTTP client, the control plane or the environment.
         "obol-edge" => Some([&["obol-model", "obol-authz"][..], &CAPABILITIES].concat()),
-        "obol" => with(&[&CAPABILITIES[..], &["obol-authz", "obol-control", "obol-edge", "obol-worker"]].concat()),
+        "obol" => {
+            with(&[&CAPABILITIES[..], &["obol-authz", "obol-control", "obol-edge", "obol-worker"]].concat())
+        }
         name if DEVELOPMENT.contains(&name) => Some(vec!["obol-testkit"]),
         name if CAPABILITIES.contains(&name) => with(&[]),
         _ => None,
@@ -93,8 +94,23 @@ fn outside_crates_are_used_where_the_map_says() {
         ("cedar-policy", vec!["obol-authz"]),
         ("clap", vec!["obol", "obol-bench", "obol-demo"]),
         ("jsonwebtoken", vec!["obol-auth"]),
-        ("redis", vec!["obol-auth", "obol-control", "obol-meter", "obol-redis", "obol-session", "obol-snapshot", "obol-testkit"]),
-        ("reqwest", vec!["obol-bench", "obol-dial", "obol-llm", "obol-mcp", "obol-testkit", "obol-tests"]),
+        (
+            "redis",
+            vec![
+                "obol-auth",
+                "obol-control",
+                "obol-meter",
+                "obol-redis",
+                "obol-session",
+                "obol-snapshot",
+                "obol-testkit",
+            ],
+        ),
+        // `obol dev` looks at what it has just started, to print commands that work.
+        (
+            "reqwest",
+            vec!["obol", "obol-bench", "obol-dial", "obol-llm", "obol-mcp", "obol-testkit", "obol-tests"],
+        ),
         ("rmcp", vec!["obol-demo"]),
     ]);
     let mut wrong = Vec::new();
@@ -190,7 +206,8 @@ fn no_file_names_a_place_of_one_machine() {
             let hits = lines.filter(|(_, line)| places.iter().any(|place| line.contains(place.as_str())));
             // Inside a JSON string it is an argument of some call, not a place.
             let hits = hits.filter(|(_, line)| !line.contains(r#""path":"/home/"#));
-            hits.map(|(number, line)| format!("{}:{}: {}", shown(&file), number + 1, line.trim())).collect::<Vec<_>>()
+            hits.map(|(number, line)| format!("{}:{}: {}", shown(&file), number + 1, line.trim()))
+                .collect::<Vec<_>>()
         })
         .collect();
     assert!(named.is_empty(), "{}", named.join("\n"));

@@ -129,7 +129,7 @@ impl fmt::Display for Report {
     }
 }
 
-const HEAD: &str = "clients  target    req/s  of direct  of floor   p50 ms   p99 ms  CPU s/1,000  of floor  Redis CPU s/1,000  RSS MiB";
+const HEAD: &str = "clients  target    req/s  of direct  of floor   p50 ms   p99 ms  CPU s/1,000   × floor  Redis CPU s/1,000  RSS MiB";
 
 fn row(f: &mut fmt::Formatter<'_>, cell: &Cell) -> fmt::Result {
     let percent = |share: Option<f64>| cell_text(share.map(|share| share * 100.0), 1, " %");
@@ -144,7 +144,7 @@ fn row(f: &mut fmt::Formatter<'_>, cell: &Cell) -> fmt::Result {
         cell_text(cell.p50_ms, 2, ""),
         cell_text(cell.p99_ms, 2, ""),
         cell_text(cell.cpu_s_per_1000, 4, ""),
-        cell_text(cell.cpu_of_floor, 1, " ×"),
+        cell_text(cell.cpu_of_floor, 1, ""),
         cell_text(cell.redis_cpu_s_per_1000, 4, ""),
         cell_text(cell.rss_mib, 1, ""),
         if cell.wrong > 0 { format!("  {} WRONG", cell.wrong) } else { String::new() },

@@ -332,9 +332,12 @@ mod tests {
 
     #[test]
     fn nesting_is_bounded_and_brackets_in_strings_do_not_count() {
-        let nested = |levels: usize| format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(levels), "]".repeat(levels));
+        let nested =
+            |levels: usize| format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(levels), "]".repeat(levels));
         assert!(parse(&nested(MAX_DEPTH - 1)).is_ok());
-        assert_eq!(parse(&nested(MAX_DEPTH)).unwrap_err().code(), "invalid_json");
+        for levels in [MAX_DEPTH, 200_000] {
+            assert_eq!(parse(&nested(levels)).unwrap_err().code(), "invalid_json");
+        }
         assert!(parse(&format!(r#"{{"model":"m","x":"{}\"["}}"#, "[".repeat(500))).is_ok());
     }
 
@@ -403,12 +406,6 @@ mod tests {
         }
         let e = ChatRequest::parse(Bytes::from_static(b"{\"model\":\"m\",\"x\":\"\xff\"}")).unwrap_err();
         assert_eq!(e.code(), "invalid_json");
-    }
-
-    #[test]
-    fn deep_nesting_does_not_overflow_the_stack() {
-        let body = format!(r#"{{"model":"m","x":{}{}}}"#, "[".repeat(200_000), "]".repeat(200_000));
-        assert_eq!(parse(&body).unwrap().body_for("m", false), body);
     }
 
     /// JSON text as people may write it: odd spacing, escapes, numbers that no float holds.

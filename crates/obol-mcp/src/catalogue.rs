@@ -80,6 +80,8 @@ pub struct CatalogueOptions {
     pub max_stale: Duration,
     /// Longest time for one listing.
     pub list_timeout: Duration,
+    /// How long after its start a listing is waited for.
+    pub patience: Duration,
     /// After a failure the upstream is not asked for this long.
     pub retry_after: Duration,
     /// The most listings that are kept.
@@ -92,6 +94,7 @@ impl Default for CatalogueOptions {
             ttl: Duration::from_secs(60),
             max_stale: Duration::from_secs(300),
             list_timeout: Duration::from_secs(30),
+            patience: Duration::from_secs(5),
             retry_after: Duration::from_secs(1),
             capacity: 4096,
         }
@@ -130,6 +133,8 @@ struct State {
     loading: bool,
     /// A change was announced while a load was under way, so its result may already be old.
     overtaken: bool,
+    /// When the load that is under way began.
+    loading_since: Instant,
     failure: Option<(CallError, Instant)>,
     used_at: Instant,
 }
@@ -152,6 +157,31 @@ impl Catalogue {
         kind: ListKind,
         deadline: Instant,
     ) -> Result<Arc<Listing>, CallError> {
+        self.wait(source, kind, deadline, None).await
+    }
+
+    /// As [`Catalogue::get`], but an upstream that hangs is only waited for by the first callers, until
+    /// [`CatalogueOptions::patience`] has passed since it was asked: else each list of a client would take that long
+    /// until the upstream gives up.
+    ///
+    /// # Errors
+    /// As [`Catalogue::get`].
+    pub async fn get_soon(
+        self: &Arc<Self>,
+        source: &Source,
+        kind: ListKind,
+        deadline: Instant,
+    ) -> Result<Arc<Listing>, CallError> {
+        self.wait(source, kind, deadline, Some(self.options.patience)).await
+    }
+
+    async fn wait(
+        self: &Arc<Self>,
+        source: &Source,
+        kind: ListKind,
+        mut deadline: Instant,
+        patience: Option<Duration>,
+    ) -> Result<Arc<Listing>, CallError> {
         let now = Instant::now();
         let slot = self.slot(source, kind, now);
         let mut start = false;
@@ -167,7 +197,12 @@ impl Catalogue {
                 .as_ref()
                 .is_some_and(|(_, at)| now.duration_since(*at) < self.options.retry_after);
             start = !state.loading && !failed_lately && (state.listing.is_none() || !fresh);
-            state.loading |= start;
+            if start {
+                (state.loading, state.loading_since) = (true, now);
+            }
+            if let Some(patience) = patience {
+                deadline = deadline.min(state.loading_since + patience);
+            }
             false
         });
         if start {
@@ -235,6 +270,7 @@ impl Catalogue {
             dirty: false,
             loading: false,
             overtaken: false,
+            loading_since: now,
             failure: None,
             used_at: now,
         };

@@ -1,7 +1,7 @@
 use async_trait::async_trait;
-use obol_model::UsageEvent;
+use obol_model::{UsageEvent, WorkspaceId};
 use obol_redis::Redis;
-use redis::{Pipeline, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 
 use crate::sink::{SinkError, UsageSink};
 
@@ -32,6 +32,27 @@ impl RedisSink {
     }
 }
 
+/// About the size of an event.
+const EVENT_BYTES: usize = 512;
+
+/// The key of the stream that was written last.
+#[derive(Default)]
+struct Stream {
+    of: Option<WorkspaceId>,
+    key: String,
+}
+
+impl Stream {
+    fn key(&mut self, workspace: &WorkspaceId) -> &str {
+        if self.of.as_ref() != Some(workspace) {
+            // DESIGN §5: the braces are literal, a cluster's hash tag.
+            self.key = format!("usage:{{{workspace}}}");
+            self.of = Some(workspace.clone());
+        }
+        &self.key
+    }
+}
+
 #[async_trait]
 impl UsageSink for RedisSink {
     async fn append(&self, events: &[UsageEvent]) -> Result<(), SinkError> {
@@ -41,18 +62,23 @@ impl UsageSink for RedisSink {
         let mut flight = Pipeline::with_capacity(events.len());
         // Without it one stream that refuses (another type of key, say) would have all others repeated.
         flight.ignore_errors();
+        // Most batches are of one workspace; the buffer is used again.
+        let mut stream = Stream::default();
+        let mut json = Vec::with_capacity(EVENT_BYTES);
         for event in events {
-            let json =
-                serde_json::to_vec(event).map_err(|e| SinkError::Unavailable { reason: e.to_string() })?;
-            flight
-                .cmd("XADD")
-                // DESIGN §5: the braces are literal, a cluster's hash tag.
-                .arg(format!("usage:{{{}}}", event.workspace_id))
+            json.clear();
+            serde_json::to_writer(&mut json, event)
+                .map_err(|e| SinkError::Unavailable { reason: e.to_string() })?;
+            let key = stream.key(&event.workspace_id);
+            let mut add = Cmd::with_capacity(8, json.len() + key.len() + 64);
+            add.arg("XADD")
+                .arg(key)
                 .arg(("MAXLEN", "~"))
                 .arg(self.max_len)
                 .arg("*")
                 .arg("event")
-                .arg(json);
+                .arg(json.as_slice());
+            flight.add_command(add);
         }
         let answers: Vec<RedisResult<Value>> = self
             .redis

@@ -49,7 +49,8 @@ async fn a_call_that_never_ends_is_cut_at_the_deadline() {
         let ended = world.cluster.replica(0).process.wait(SOON).await;
         (ended.code(), start.elapsed())
     };
-    let (_, (code, after)) = tokio::join!(Reply::try_of(client.post(
+    let (_, (code, after)) =
+        tokio::join!(Reply::try_of(client.post(
         r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"fake__echo","arguments":{}}}"#
     )), drain);
     assert_eq!(code, Some(75));

@@ -14,10 +14,8 @@ const TIMES: usize = 5;
 async fn counted() -> (RedisServer, CountingProxy, World) {
     let redis = RedisServer::start().await;
     let proxy = CountingProxy::start(redis.addr()).await;
-    let world = World::with(1, "", |builder| {
-        builder.redis_url(&redis.url()).gateway_redis_url(&proxy.url())
-    })
-    .await;
+    let world =
+        World::with(1, "", |builder| builder.redis_url(&redis.url()).gateway_redis_url(&proxy.url())).await;
     (redis, proxy, world)
 }
 
@@ -56,6 +54,7 @@ async fn a_warm_tool_call_takes_one_flight() {
         }
     }
     assert_one_flight(&measured);
+    assert!(measured.iter().any(|flights| !flights.is_empty()), "the proxy saw no session being resumed");
 }
 
 #[tokio::test]

@@ -22,10 +22,8 @@ async fn two_workspaces() -> (World, FakeMcp, FakeLlm, String) {
     let (mcp, llm) = (FakeMcp::start().await, FakeLlm::start().await);
     let beta = workspace("beta", &mcp, &llm, "").replace("fake:", "vault:").replace("small:", "large:");
     let beta = beta.replace("provider: fake", "provider: vault");
-    let world = World::with(2, "", |builder| {
-        builder.workspace("beta", &beta).policy("beta.cedar", ALLOW_ALL)
-    })
-    .await;
+    let world =
+        World::with(2, "", |builder| builder.workspace("beta", &beta).policy("beta.cedar", ALLOW_ALL)).await;
     let key = world.cluster.new_key("beta", &[]).await;
     (world, mcp, llm, key)
 }
@@ -42,7 +40,10 @@ async fn a_key_neither_sees_nor_uses_anything_of_another_workspace() {
         ("prompts/list", "prompts", "name"),
     ] {
         let names = ours.names(method, member, field).await;
-        assert!(!names.is_empty() && names.iter().all(|name| name.starts_with("fake")), "{method}: {names:?}");
+        assert!(
+            !names.is_empty() && names.iter().all(|name| name.starts_with("fake")),
+            "{method}: {names:?}"
+        );
     }
 
     let before = theirs.counts();
@@ -51,7 +52,10 @@ async fn a_key_neither_sees_nor_uses_anything_of_another_workspace() {
         ("prompts/get", r#"{"name":"vault__greet","arguments":{"name":"x"}}"#),
         ("resources/read", r#"{"uri":"vault+demo://text"}"#),
         ("resources/subscribe", r#"{"uri":"vault+demo://text"}"#),
-        ("completion/complete", r#"{"ref":{"type":"ref/prompt","name":"vault__greet"},"argument":{"name":"name","value":"a"}}"#),
+        (
+            "completion/complete",
+            r#"{"ref":{"type":"ref/prompt","name":"vault__greet"},"argument":{"name":"name","value":"a"}}"#,
+        ),
     ] {
         let theirs = ours.send(message("1", method, params)).await;
         let nobodys = ours.send(message("1", method, &params.replace("vault", "nosuc"))).await;
@@ -59,7 +63,8 @@ async fn a_key_neither_sees_nor_uses_anything_of_another_workspace() {
         assert_eq!(seen(&theirs), seen(&nobodys).replace("nosuc", "vault"), "{method}");
     }
     let view = |name: &str| http().post(format!("{}/mcp/{name}", world.url())).bearer_auth(&world.key);
-    let (theirs_view, nobodys) = (Reply::of(view("vault").body("{}")).await, Reply::of(view("nosuc").body("{}")).await);
+    let (theirs_view, nobodys) =
+        (Reply::of(view("vault").body("{}")).await, Reply::of(view("nosuc").body("{}")).await);
     assert_eq!((theirs_view.status, seen(&theirs_view)), (404, seen(&nobodys)));
 
     let models = Reply::of(http().get(format!("{}/v1/models", world.url())).bearer_auth(&world.key)).await;
@@ -118,9 +123,13 @@ async fn a_denied_tool_is_not_listed_and_answers_as_an_unknown_one() {
     .await;
     let client = world.connect().await;
     let tools = client.tools().await;
-    assert!(tools.contains(&"fake__echo".to_owned()) && !tools.contains(&"fake__destroy".to_owned()), "{tools:?}");
+    assert!(
+        tools.contains(&"fake__echo".to_owned()) && !tools.contains(&"fake__destroy".to_owned()),
+        "{tools:?}"
+    );
     let call = |name: &str| message("1", "tools/call", &format!(r#"{{"name":"{name}","arguments":{{}}}}"#));
-    let (denied, unknown) = (client.send(call("fake__destroy")).await, client.send(call("fake__nowhere")).await);
+    let (denied, unknown) =
+        (client.send(call("fake__destroy")).await, client.send(call("fake__nowhere")).await);
     denied.error();
     assert_eq!(seen(&denied), seen(&unknown).replace("nowhere", "destroy"));
     assert_eq!(world.mcp.calls("destroy"), 0);

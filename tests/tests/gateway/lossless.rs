@@ -52,16 +52,18 @@ fn json(space: &'static [&'static str]) -> BoxedStrategy<String> {
     ];
     leaf.prop_recursive(4, 24, 5, move |inner| {
         prop_oneof![
-            (vec(inner.clone(), 0..4), select(space)).prop_map(|(items, s)| {
-                format!("[{s}{}{s}]", items.join(&format!("{s},")))
-            }),
+            (vec(inner.clone(), 0..4), select(space))
+                .prop_map(|(items, s)| { format!("[{s}{}{s}]", items.join(&format!("{s},"))) }),
             object(inner, space),
         ]
     })
     .boxed()
 }
 
-fn object(inner: impl Strategy<Value = String> + Clone + 'static, space: &'static [&'static str]) -> BoxedStrategy<String> {
+fn object(
+    inner: impl Strategy<Value = String> + Clone + 'static,
+    space: &'static [&'static str],
+) -> BoxedStrategy<String> {
     let keys = Just(KEYS.to_vec()).prop_shuffle();
     (keys, vec(inner, 0..5), select(space))
         .prop_map(|(keys, values, s)| {
@@ -76,14 +78,19 @@ const SPACE: &[&str] = &["", " ", "\n", "\r\n\t", "  "];
 /// In an event, whose lines mean something.
 const LINE_SPACE: &[&str] = &["", " ", "\t", "  "];
 
-fn check<S: Strategy>(strategy: S, test: impl Fn(&World, S::Value) -> Result<(), TestCaseError> + Copy, rt: &Runtime, world: &World)
+fn check<S: Strategy>(strategy: &S, test: impl AsyncFn(S::Value) -> Result<(), TestCaseError>, rt: &Runtime)
 where
     S::Value: std::fmt::Debug,
 {
     // The same cases each time: a failure has to be there again when it is looked for.
-    let config = Config { cases: CASES, failure_persistence: None, rng_seed: RngSeed::Fixed(20_251_125), ..Config::default() };
-    let _entered = rt.enter();
-    TestRunner::new(config).run(&strategy, |value| test(world, value)).unwrap_or_else(|e| panic!("{e}"));
+    let config = Config {
+        cases: CASES,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(20_251_125),
+        ..Config::default()
+    };
+    let run = |value| rt.block_on(test(value));
+    TestRunner::new(config).run(strategy, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]
@@ -93,11 +100,13 @@ fn a_tool_call_and_its_result_are_passed_byte_for_byte() {
     let client = rt.block_on(world.connect());
     let arguments = object(json(SPACE), SPACE);
     let case = (arguments, json(SPACE), json(LINE_SPACE), json(LINE_SPACE), select(SPACE), any::<bool>());
-    let config = Config { cases: CASES, failure_persistence: None, rng_seed: RngSeed::Fixed(20_251_125), ..Config::default() };
-    let run = |(arguments, unknown, structured, extra, s, events)| {
-        rt.block_on(async {
+    check(
+        &case,
+        async |(arguments, unknown, structured, extra, s, events)| {
             let params = |name: &str| {
-                format!(r#"{{{s}"x-unknown"{s}:{unknown},"arguments":{s}{arguments}{s},"name":{s}"{name}","n":1.0}}"#)
+                format!(
+                    r#"{{{s}"x-unknown"{s}:{unknown},"arguments":{s}{arguments}{s},"name":{s}"{name}","n":1.0}}"#
+                )
             };
             let result = format!(
                 r#"{{"unknown":{extra},"content":[{{"type":"text","text":"\u0074","n":1.0}}],"structuredContent":{structured}}}"#
@@ -110,10 +119,11 @@ fn a_tool_call_and_its_result_are_passed_byte_for_byte() {
             prop_assert_eq!(reply.raw("id"), "1.0");
             prop_assert_eq!(reply.raw("result"), result);
             Ok(())
-        })
-    };
-    TestRunner::new(config).run(&case, run).unwrap_or_else(|e| panic!("{e}"));
-    let error = r#"{"code":-32602.0,"message":"\u006eo","data":{"big":123456789012345678901234567890,"x":[1e400]}}"#;
+        },
+        &rt,
+    );
+    let error =
+        r#"{"code":-32602.0,"message":"\u006eo","data":{"big":123456789012345678901234567890,"x":[1e400]}}"#;
     world.mcp.set_error("tools/call", error);
     assert_eq!(rt.block_on(client.call("fake__raw", "{}")).raw("error"), error);
 }
@@ -124,28 +134,25 @@ fn a_completion_and_its_answer_are_passed_byte_for_byte() {
     let world = rt.block_on(World::start(1));
     let case = (json(SPACE), json(SPACE), json(SPACE), select(SPACE), any::<bool>());
     check(
-        case,
-        |world, (messages, unknown, extra, s, first)| {
-            tokio::runtime::Handle::current().block_on(async {
-                let body = |model: &str| {
-                    let model = format!(r#""model"{s}:{s}"{model}""#);
-                    let rest = format!(r#""messages":{s}{messages},"x-unknown":{unknown}{s},"temperature":1.0"#);
-                    if first { format!("{{{s}{model},{rest}}}{s}") } else { format!("{{{rest},{s}{model}{s}}}") }
-                };
-                let answer = format!(
-                    r#"{{"id":"c","object":"chat.completion","model":"fake-small","choices":[{{"index":0,"message":{{"role":"assistant","content":"\u0068i"}},"finish_reason":"stop"}}],{s}"usage":{{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}},"x-unknown":{extra}}}"#
-                );
-                world.llm.reply(Says::json(answer.clone()));
-                let reply = world.chat(body("small")).await;
-                prop_assert_eq!(reply.status, 200, "{:?}", reply);
-                let sent = world.llm.last_body().unwrap();
-                prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small"));
-                prop_assert_eq!(reply.text(), answer);
-                Ok(())
-            })
+        &case,
+        async |(messages, unknown, extra, s, first)| {
+            let body = |model: &str| {
+                let model = format!(r#""model"{s}:{s}"{model}""#);
+                let rest = format!(r#""messages":{s}{messages},"x-unknown":{unknown}{s},"temperature":1.0"#);
+                if first { format!("{{{s}{model},{rest}}}{s}") } else { format!("{{{rest},{s}{model}{s}}}") }
+            };
+            let answer = format!(
+                r#"{{"id":"c","object":"chat.completion","model":"fake-small","choices":[{{"index":0,"message":{{"role":"assistant","content":"\u0068i"}},"finish_reason":"stop"}}],{s}"usage":{{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}},"x-unknown":{extra}}}"#
+            );
+            world.llm.reply(Says::json(answer.clone()));
+            let reply = world.chat(body("small")).await;
+            prop_assert_eq!(reply.status, 200, "{:?}", reply);
+            let sent = world.llm.last_body().unwrap();
+            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small"));
+            prop_assert_eq!(reply.text(), answer);
+            Ok(())
         },
         &rt,
-        &world,
     );
 }
 
@@ -155,36 +162,35 @@ fn the_events_of_a_stream_are_passed_byte_for_byte() {
     let world = rt.block_on(World::start(1));
     let case = (vec((json(LINE_SPACE), select(&STRINGS[..])), 1..5), any::<bool>(), 1..40_usize);
     check(
-        case,
-        |world, (events, asked, cut)| {
-            tokio::runtime::Handle::current().block_on(async {
-                let mut text = String::from(": a comment\n\n");
-                for (extra, content) in &events {
-                    text.push_str(&format!(
+        &case,
+        async |(events, asked, cut)| {
+            let mut text = String::from(": a comment\n\n");
+            for (extra, content) in &events {
+                text.push_str(&format!(
                         "id: 7\ndata: {{\"object\":\"chat.completion.chunk\",\"choices\":[{{\"index\":0,\"delta\":{{\"content\":{content}}},\"finish_reason\":null}}],\"x\":{extra}}}\n\n"
                     ));
-                }
-                text.push_str("data:{\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\r\n\r\n");
-                let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,\"total_tokens\":3}}\n\n";
-                let done = "data: [DONE]\n\n";
-                let whole = format!("{text}{usage}{done}");
-                // Cut anywhere, in the middle of characters too: events are not packets.
-                let chunks: Vec<Vec<u8>> = whole.as_bytes().chunks(cut * 7).map(<[u8]>::to_vec).collect();
-                world.llm.reply(Says::Raw(Raw::events(chunks)));
-                let option = r#","stream_options":{"include_usage":true}"#;
-                let body = |model: &str, option: &str| {
-                    format!(r#"{{"stream":true,"model":"{model}"{option},"messages":[],"n":1.0}}"#)
-                };
-                let reply = world.chat(body("small", if asked { option } else { "" })).await;
-                prop_assert_eq!(reply.status, 200, "{:?}", reply);
-                let sent = world.llm.last_body().unwrap();
-                prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small", option));
-                let expected = if asked { whole } else { format!("{text}{done}") };
-                prop_assert_eq!(reply.text(), expected);
-                Ok(())
-            })
+            }
+            text.push_str(
+                "data:{\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\r\n\r\n",
+            );
+            let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2,\"total_tokens\":3}}\n\n";
+            let done = "data: [DONE]\n\n";
+            let whole = format!("{text}{usage}{done}");
+            // Cut anywhere, in the middle of characters too: events are not packets.
+            let chunks: Vec<Vec<u8>> = whole.as_bytes().chunks(cut * 7).map(<[u8]>::to_vec).collect();
+            world.llm.reply(Says::Raw(Raw::events(chunks)));
+            let option = r#","stream_options":{"include_usage":true}"#;
+            let body = |model: &str, option: &str| {
+                format!(r#"{{"stream":true,"model":"{model}"{option},"messages":[],"n":1.0}}"#)
+            };
+            let reply = world.chat(body("small", if asked { option } else { "" })).await;
+            prop_assert_eq!(reply.status, 200, "{:?}", reply);
+            let sent = world.llm.last_body().unwrap();
+            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small", option));
+            let expected = if asked { whole } else { format!("{text}{done}") };
+            prop_assert_eq!(reply.text(), expected);
+            Ok(())
         },
         &rt,
-        &world,
     );
 }

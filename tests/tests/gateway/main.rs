@@ -10,6 +10,7 @@
 )]
 
 mod calls;
+mod carried;
 mod drain;
 mod hot_path;
 mod isolation;

@@ -44,7 +44,13 @@ async fn a_bad_environment_is_refused_with_all_its_faults() {
         .spawn();
     assert_eq!(process.wait(SOON).await.code(), Some(2));
     let wrote = process.lines().join("\n");
-    for name in ["OBOL_REDIS_URL", "OBOL_SESSION_TTL_S", "OBOL_MAX_BODY_BYTES", "OBOL_CREDENTIAL_KEY", "OBOL_SESION_TTL_S"] {
+    for name in [
+        "OBOL_REDIS_URL",
+        "OBOL_SESSION_TTL_S",
+        "OBOL_MAX_BODY_BYTES",
+        "OBOL_CREDENTIAL_KEY",
+        "OBOL_SESION_TTL_S",
+    ] {
         assert!(wrote.contains(name), "{name}: {wrote}");
     }
 }
@@ -69,14 +75,27 @@ async fn a_silent_redis_is_503_within_a_second_and_its_return_is_enough() {
         assert!(!reply.text().contains("session_not_found"), "{reply:?}");
     }
     let start = Instant::now();
-    let opened = client.at(&world.url()).with_session(None).rpc("initialize", r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}"#).await;
+    let opened = client
+        .at(&world.url())
+        .with_session(None)
+        .rpc(
+            "initialize",
+            r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}"#,
+        )
+        .await;
     assert_eq!(opened.status, 503, "{opened:?}");
     let listening = Reply::of(client.request(reqwest::Method::GET)).await;
     assert_eq!(listening.status, 503, "{listening:?}");
     let ended = client.delete().await;
     assert_eq!(ended.status, 503, "{ended:?}");
     assert!(start.elapsed() < Duration::from_millis(6_000), "it took {:?}", start.elapsed());
-    let stranger = http().get(format!("{}/v1/models", world.url())).bearer_auth(format!("obol_{}", "A".repeat(43)));
+    // What this surface needs to know is warm: it may answer from memory, but it neither hangs nor errs.
+    let start = Instant::now();
+    let chat = world.chat(r#"{"model":"small","messages":[]}"#).await;
+    assert!([200, 503].contains(&chat.status), "{chat:?}");
+    assert!(start.elapsed() < Duration::from_millis(2_500), "it took {:?}", start.elapsed());
+    let stranger =
+        http().get(format!("{}/v1/models", world.url())).bearer_auth(format!("obol_{}", "A".repeat(43)));
     assert_eq!(Reply::of(stranger).await.status, 503, "could not ask is not `no such key`");
     assert_eq!(get("/healthz").await.status, 200);
     let ready = get("/readyz").await;
@@ -90,4 +109,34 @@ async fn a_silent_redis_is_503_within_a_second_and_its_return_is_enough() {
     assert!(start.elapsed() < Duration::from_secs(3), "back after {:?}", start.elapsed());
     assert!(world.cluster.replica(0).process.exit_status().is_none());
     eventually(SOON, || async { world.usage().await.len() >= 2 }).await;
+}
+
+#[tokio::test]
+async fn an_emptied_redis_is_filled_again_and_only_sessions_are_gone() {
+    let world = World::start(2).await;
+    let client = world.connect().await;
+    client.call("fake__echo", "{}").await.result();
+    world.cluster.redis().restart().await;
+    // Could not ask, then gone; never a fault of the client's.
+    eventually(SOON, || async {
+        let reply = client.call("fake__echo", "{}").await;
+        assert!([404, 503].contains(&reply.status), "{reply:?}");
+        reply.status == 404
+    })
+    .await;
+    // Control looks every ten seconds.
+    let again = eventually(Duration::from_secs(25), || async {
+        let params =
+            r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}"#;
+        let reply = client.at(&world.url()).with_session(None).rpc("initialize", params).await;
+        if reply.status == 200 { Ok(reply) } else { Err(format!("{} {}", reply.status, reply.text())) }
+    })
+    .await;
+    let again = client.at(&world.url()).with_session(Some(again.header("mcp-session-id")));
+    eventually(SOON, || async { again.call("fake__echo", "{}").await.status == 200 }).await;
+    eventually(Duration::from_secs(25), || async {
+        world.cluster.redis().query::<bool>(&["EXISTS", "keys:loaded"]).await
+    })
+    .await;
+    world.cluster.wait_ready().await;
 }

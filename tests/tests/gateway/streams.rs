@@ -20,7 +20,10 @@ async fn a_changed_list_is_announced_by_upstream_or_by_publication() {
     eventually(SOON, || async { client.tools().await.contains(&"fake__late".to_owned()) }).await;
 
     let second = FakeMcp::start().await;
-    let more = format!("  second: {{ transport: streamable_http, url: \"{}\", allow_private: true }}\n", second.url());
+    let more = format!(
+        "  second: {{ transport: streamable_http, url: \"{}\", allow_private: true }}\n",
+        second.url()
+    );
     world.cluster.write_workspace("acme", &workspace("acme", &world.mcp, &world.llm, &more));
     stream.until(CHANGED, SOON).await;
     eventually(SOON, || async { client.tools().await.contains(&"second__echo".to_owned()) }).await;
@@ -36,7 +39,10 @@ async fn a_subscribed_resource_is_announced_and_another_one_is_not() {
     let mut stream = client.listen().await;
     client.ok("resources/subscribe", r#"{"uri":"fake+demo://text"}"#).await;
     other.ok("resources/subscribe", r#"{"uri":"fake+demo://item/1"}"#).await;
-    eventually(SOON, || async { world.mcp.resource_updated("demo://item/1") > 0 || world.mcp.open_streams() > 0 }).await;
+    eventually(SOON, || async {
+        world.mcp.resource_updated("demo://item/1") > 0 || world.mcp.open_streams() > 0
+    })
+    .await;
     world.mcp.resource_updated("demo://item/1");
     eventually(SOON, || async { world.mcp.resource_updated("demo://text") > 0 }).await;
     let message = stream.message(SOON).await;

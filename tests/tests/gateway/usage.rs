@@ -14,7 +14,9 @@ async fn each_call_is_one_event_with_its_cost() {
     client.rpc("ping", "{}").await.result();
     client.call("fake__echo", "{}").await.result();
     client.call("fake__nowhere", "{}").await.error();
-    let body = |more: &str| format!(r#"{{"model":"small","messages":[{{"role":"user","content":"one two three"}}]{more}}}"#);
+    let body = |more: &str| {
+        format!(r#"{{"model":"small","messages":[{{"role":"user","content":"one two three"}}]{more}}}"#)
+    };
     assert_eq!(world.chat(body("")).await.status, 200);
     assert_eq!(world.chat(body(r#","stream":true"#)).await.status, 200);
     world.llm.reply(Says::status(400));
@@ -23,7 +25,8 @@ async fn each_call_is_one_event_with_its_cost() {
     world.mcp.set_error("tools/call", r#"{"code":-32000,"message":"no"}"#);
     client.call("fake__echo", "{}").await.error();
 
-    let events = eventually(SOON, || async { Some(world.usage().await).filter(|events| events.len() >= 5) }).await;
+    let events =
+        eventually(SOON, || async { Some(world.usage().await).filter(|events| events.len() >= 5) }).await;
     let said: Vec<(&str, &str, String)> = events
         .iter()
         .map(|event| {
@@ -31,15 +34,21 @@ async fn each_call_is_one_event_with_its_cost() {
             (event["kind"].as_str().unwrap(), event["outcome"].as_str().unwrap(), cost)
         })
         .collect();
-    let count = |kind, outcome, cost: &str| said.iter().filter(|one| **one == (kind, outcome, cost.to_owned())).count();
+    let count = |kind, outcome, cost: &str| {
+        said.iter().filter(|one| **one == (kind, outcome, cost.to_owned())).count()
+    };
     // 0.001 USD a call; three words in at 1 USD and three words out at 2 USD per million.
     assert_eq!(count("tool_call", "ok", "1000000"), 1, "{said:?}");
     assert_eq!(count("chat_completion", "ok", "9000"), 2, "{said:?}");
     assert_eq!(count("chat_completion", "error", "0"), 1, "{said:?}");
-    assert_eq!(said.iter().filter(|(kind, outcome, _)| (*kind, *outcome) == ("tool_call", "error")).count(), 1, "{said:?}");
+    assert_eq!(
+        said.iter().filter(|(kind, outcome, _)| (*kind, *outcome) == ("tool_call", "error")).count(),
+        1,
+        "{said:?}"
+    );
     assert_eq!(events.len(), 5, "{said:?}");
     let mut ids: Vec<&Value> = events.iter().map(|event| &event["event_id"]).collect();
-    ids.sort_by_key(|id| id.to_string());
+    ids.sort_by_key(ToString::to_string);
     ids.dedup();
     assert_eq!(ids.len(), 5);
     for event in &events {
@@ -62,6 +71,7 @@ async fn a_stream_that_the_client_leaves_is_metered_as_partial_and_ends_upstream
     assert!(events.next(SOON).await.unwrap().contains("some words"));
     drop(events);
     eventually(SOON, || async { world.llm.left_early() == 1 }).await;
-    let events = eventually(SOON, || async { Some(world.usage().await).filter(|events| !events.is_empty()) }).await;
+    let events =
+        eventually(SOON, || async { Some(world.usage().await).filter(|events| !events.is_empty()) }).await;
     assert_eq!((&events[0]["outcome"], &events[0]["estimated"]), (&"partial".into(), &true.into()));
 }

@@ -22,7 +22,8 @@ async fn the_conformance_suite_passes_through_three_replicas() {
     let yaml = format!(
         "workspace: acme\nconnections:\n  suite: {{ transport: streamable_http, url: \"{upstream}\", allow_private: true, namespace: none }}\npolicies: [\"acme.cedar\"]\n"
     );
-    let cluster = Cluster::of_built_obol().workspace("acme", &yaml).policy("acme.cedar", ALLOW_ALL).start().await;
+    let cluster =
+        Cluster::of_built_obol().workspace("acme", &yaml).policy("acme.cedar", ALLOW_ALL).start().await;
     cluster.balancer().set_bearer(Some(&cluster.new_key("acme", &[]).await));
 
     let out = tempfile::tempdir().unwrap();

@@ -39,8 +39,10 @@ async fn start() -> System {
         .args([&everything(), "streamableHttp"])
         .env("PORT", port.addr().port().to_string())
         .spawn();
-    eventually(Duration::from_secs(30), || async { tokio::net::TcpStream::connect(port.addr()).await.map(drop) })
-        .await;
+    eventually(Duration::from_secs(30), || async {
+        tokio::net::TcpStream::connect(port.addr()).await.map(drop)
+    })
+    .await;
     let yaml = format!(
         r#"workspace: acme
 environment: test
@@ -108,7 +110,8 @@ async fn all_sdks_complete_their_tour(cluster: &Cluster, key: &str) {
     let url = format!("{}/mcp", cluster.base_url());
     let tour = |spec: Spec| report(spec.args(["--url", &url, "--key", key]), CLIENT);
     let openai = python("OBOL_TEST_PY1", "clients/openai_py.py");
-    let openai = openai.args(["--url", &format!("{}/v1", cluster.base_url()), "--key", key, "--model", "small"]);
+    let openai =
+        openai.args(["--url", &format!("{}/v1", cluster.base_url()), "--key", key, "--model", "small"]);
     let (py1, py2, ts1, ts2, openai) = tokio::join!(
         tour(python("OBOL_TEST_PY1", "clients/mcp_py.py")),
         tour(python("OBOL_TEST_PY2", "clients/mcp_py.py")),
@@ -215,7 +218,12 @@ fn nothing_secret_is_logged(cluster: &Cluster, key: &str, jwt: &str) {
         secrets.push(("session id", session.trim_start_matches("mcs_")));
     }
     assert_no_secret(&logs, &secrets);
-    for (what, prefix, rest) in [("virtual key", "obol_", 43), ("session id", "mcs_", 36), ("JWT", "eyJ", 30), ("Authorization value", "Bearer ", 8)] {
+    for (what, prefix, rest) in [
+        ("virtual key", "obol_", 43),
+        ("session id", "mcs_", 36),
+        ("JWT", "eyJ", 30),
+        ("Authorization value", "Bearer ", 8),
+    ] {
         let found = lines_with(&logs, prefix).into_iter().find(|line| has_token(line, prefix, rest));
         assert!(found.is_none(), "something like a {what} is in the logs: {}…", &found.unwrap()[..40]);
     }
@@ -224,6 +232,7 @@ fn nothing_secret_is_logged(cluster: &Cluster, key: &str, jwt: &str) {
 /// Whether `prefix` is followed by so many characters of a token.
 fn has_token(line: &str, prefix: &str, rest: usize) -> bool {
     line.split(prefix).skip(1).any(|after| {
-        after.bytes().take_while(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')).count() >= rest
+        after.bytes().take_while(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')).count()
+            >= rest
     })
 }

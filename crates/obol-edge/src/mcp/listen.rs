@@ -262,7 +262,11 @@ impl Stream {
             () = self.hold.held.wake.notified() => self.check().await,
             () = tokio::time::sleep_until(compare), if self.compare.is_some() => {
                 self.compare = None;
-                self.compare().await;
+                // Again: when the invalidation came, the cached key may not have been purged yet.
+                self.check().await;
+                if !self.over {
+                    self.compare().await;
+                }
             }
             () = tokio::time::sleep_until(self.tick) => {
                 self.tick = Instant::now() + KEEP_ALIVE;

@@ -69,7 +69,7 @@ impl Mcp {
         let listable =
             ctx.connections().filter(|(name, _)| ctx.may(Action::List, Resource::Connection(name), None));
         let asked = listable.map(|(name, source)| async move {
-            (name.clone(), self.catalogue.get(&source, kind, deadline).await)
+            (name.clone(), self.catalogue.get_soon(&source, kind, deadline).await)
         });
         let (mut listings, mut unavailable) = (Vec::new(), Vec::new());
         for (name, listing) in join_all(asked).await {

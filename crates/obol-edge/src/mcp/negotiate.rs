@@ -12,6 +12,15 @@ pub(super) struct Accept {
 impl Accept {
     /// No `Accept` header accepts everything; `q=0` accepts nothing; the most specific range decides.
     pub(super) fn parse(headers: &HeaderMap) -> Self {
+        // What the SDKs send, in one header or with its halves the other way round.
+        const USUAL: [&str; 2] =
+            ["application/json, text/event-stream", "text/event-stream, application/json"];
+        let mut values = headers.get_all(header::ACCEPT).iter();
+        if let (Some(only), None) = (values.next(), values.next())
+            && USUAL.iter().any(|usual| only == usual)
+        {
+            return Self { json: true, sse: true };
+        }
         let mut json = Quality::default();
         let mut sse = Quality::default();
         let mut any = false;
