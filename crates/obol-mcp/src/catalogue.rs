@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use crate::names;
 use crate::pool::{CallError, Endpoint, ListKind, Pool, Spawn};
+use crate::shape;
 use crate::wire::{Object, ProtocolVersion, Splice};
 
 /// One connection as a caller may list it.
@@ -106,7 +107,7 @@ pub struct Catalogue {
     pool: Arc<Pool>,
     spawn: Arc<dyn Spawn>,
     options: CatalogueOptions,
-    slots: Mutex<HashMap<Key, Slot>>,
+    slots: Mutex<HashMap<Key, Arc<Slot>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -119,12 +120,16 @@ struct Key {
     kind: ListKind,
 }
 
-#[derive(Clone)]
+/// One listing.
+///
+/// The state has a lock of its own that is never held while another one is taken or while something is awaited; those who
+/// wait for a load watch the count of finished ones.
 struct Slot {
-    state: Arc<watch::Sender<State>>,
+    state: Mutex<State>,
+    loads: watch::Sender<u64>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct State {
     listing: Option<Arc<Listing>>,
     loaded_at: Instant,
@@ -184,52 +189,40 @@ impl Catalogue {
     ) -> Result<Arc<Listing>, CallError> {
         let now = Instant::now();
         let slot = self.slot(source, kind, now);
-        let mut start = false;
-        let mut known = None;
-        slot.state.send_if_modified(|state| {
-            state.used_at = now;
-            let age = now.duration_since(state.loaded_at);
-            let recent = age < self.options.max_stale;
-            let fresh = age < self.options.ttl && !state.dirty;
-            known = state.listing.clone().filter(|_| recent).map(|l| (l, fresh || !state.dirty));
-            let failed_lately = state
-                .failure
-                .as_ref()
-                .is_some_and(|(_, at)| now.duration_since(*at) < self.options.retry_after);
-            start = !state.loading && !failed_lately && (state.listing.is_none() || !fresh);
+        // Before the state is looked at, so that a load that ends in between is not missed.
+        let mut loads = slot.loads.subscribe();
+        let (known, start) = {
+            let mut state = slot.state.lock();
+            let known = state.known(now, self.options.max_stale);
+            let start = state.is_due(now, &self.options);
             if start {
                 (state.loading, state.loading_since) = (true, now);
             }
             if let Some(patience) = patience {
                 deadline = deadline.min(state.loading_since + patience);
             }
-            false
-        });
+            match known {
+                // Old by age: served while it is refreshed. Old by announcement: the caller waits for the new one.
+                Some(listing) if !state.dirty => (Ok(listing), start),
+                known => (Err(known), start),
+            }
+        };
         if start {
             self.load(&slot, source.clone(), kind);
         }
-        // Old by age: served while it is refreshed. Old by announcement: the caller waits for the new one.
-        if let Some((listing, true)) = &known {
-            return Ok(listing.clone());
+        let known = match known {
+            Ok(listing) => return Ok(listing),
+            Err(known) => known,
+        };
+        let waited = tokio::time::timeout_at(deadline, slot.finished(&mut loads)).await.is_ok();
+        let state = slot.state.lock();
+        match (&state.listing, &state.failure) {
+            (Some(listing), None) if waited => Ok(listing.clone()),
+            (_, failure) => known.ok_or_else(|| match failure {
+                Some((failure, _)) => failure.clone(),
+                None => CallError::Timeout,
+            }),
         }
-        let mut changes = slot.state.subscribe();
-        let waited = tokio::time::timeout_at(deadline, changes.wait_for(|s| !s.loading)).await;
-        let state = slot.state.borrow();
-        match (waited.is_ok(), &state.listing, &state.failure) {
-            (true, Some(listing), None) => Ok(listing.clone()),
-            _ => match (known, &state.failure) {
-                (Some((listing, _)), _) => Ok(listing),
-                (None, Some((failure, _))) => Err(failure.clone()),
-                (None, None) => Err(CallError::Timeout),
-            },
-        }
-    }
-
-    /// What is known of `source` without asking it.
-    pub fn peek(&self, source: &Source, kind: ListKind) -> Option<Arc<Listing>> {
-        let slots = self.slots.lock();
-        let state = slots.get(&Key::of(source, kind))?.state.borrow();
-        state.listing.clone().filter(|_| state.loaded_at.elapsed() < self.options.max_stale)
     }
 
     /// The upstream announced that its list changed: the next reader waits for the new one.
@@ -238,18 +231,21 @@ impl Catalogue {
         let same = |k: ListKind| {
             k == kind || matches!((k, kind), (ListKind::ResourceTemplates, ListKind::Resources))
         };
-        for (key, slot) in self.slots.lock().iter() {
-            if key.workspace == *workspace && key.connection == *connection && same(key.kind) {
-                slot.state.send_if_modified(|s| {
-                    s.dirty = true;
-                    s.overtaken = s.loading;
-                    false
-                });
-            }
+        let concerned: Vec<Arc<Slot>> = self
+            .slots
+            .lock()
+            .iter()
+            .filter(|(key, _)| key.workspace == *workspace && key.connection == *connection && same(key.kind))
+            .map(|(_, slot)| slot.clone())
+            .collect();
+        for slot in concerned {
+            let mut state = slot.state.lock();
+            state.dirty = true;
+            state.overtaken = state.loading;
         }
     }
 
-    fn slot(&self, source: &Source, kind: ListKind, now: Instant) -> Slot {
+    fn slot(&self, source: &Source, kind: ListKind, now: Instant) -> Arc<Slot> {
         let mut slots = self.slots.lock();
         let key = Key::of(source, kind);
         if let Some(slot) = slots.get(&key) {
@@ -258,8 +254,7 @@ impl Catalogue {
         if slots.len() >= self.options.capacity {
             // Listings of publications that nobody uses any more go first; then everything does, which only costs
             // another listing.
-            let unused = |s: &Slot| now.duration_since(s.state.borrow().used_at) > self.options.max_stale;
-            slots.retain(|_, s| !unused(s));
+            slots.retain(|_, slot| now.duration_since(slot.state.lock().used_at) <= self.options.max_stale);
             if slots.len() >= self.options.capacity {
                 slots.clear();
             }
@@ -274,57 +269,90 @@ impl Catalogue {
             failure: None,
             used_at: now,
         };
-        let slot = Slot { state: Arc::new(watch::Sender::new(state)) };
+        let slot = Arc::new(Slot { state: Mutex::new(state), loads: watch::Sender::new(0) });
         slots.insert(key, slot.clone());
         slot
     }
 
-    fn load(self: &Arc<Self>, slot: &Slot, source: Source, kind: ListKind) {
+    fn load(self: &Arc<Self>, slot: &Arc<Slot>, source: Source, kind: ListKind) {
         let this = self.clone();
         // Dropped by an aborting drain, the task must not leave its waiters waiting.
-        let finish = LoadGuard(slot.clone());
+        let finish = LoadGuard(Some(slot.clone()));
         let task = async move {
             let deadline = Instant::now() + this.options.list_timeout;
             let listed = this.pool.list(&source.endpoint, kind, deadline).await;
-            finish.0.state.send_modify(|state| {
-                match listed {
-                    Ok(raw) => {
-                        state.listing = Some(Arc::new(build(&source, kind, &raw)));
-                        state.loaded_at = Instant::now();
-                        state.dirty = state.overtaken;
-                        state.failure = None;
-                    }
-                    Err(failure) => {
-                        tracing::warn!(
-                            workspace = %source.endpoint.workspace,
-                            connection = %source.endpoint.connection,
-                            list = kind.member(),
-                            error = %failure,
-                            "listing failed"
-                        );
-                        state.failure = Some((failure, Instant::now()));
-                    }
-                }
-                state.overtaken = false;
-                state.loading = false;
+            let listed = listed.map(|raw| Arc::new(build(&source, kind, &raw))).inspect_err(|failure| {
+                tracing::warn!(
+                    workspace = %source.endpoint.workspace,
+                    connection = %source.endpoint.connection,
+                    list = kind.member(),
+                    error = %failure,
+                    "listing failed"
+                );
             });
+            finish.finish(listed);
         };
         self.spawn.spawn("catalogue", task.boxed());
     }
 }
 
-struct LoadGuard(Slot);
+impl State {
+    fn known(&mut self, now: Instant, max_stale: Duration) -> Option<Arc<Listing>> {
+        self.used_at = now;
+        self.listing.clone().filter(|_| now.duration_since(self.loaded_at) < max_stale)
+    }
+
+    fn is_due(&self, now: Instant, options: &CatalogueOptions) -> bool {
+        let fresh = now.duration_since(self.loaded_at) < options.ttl && !self.dirty;
+        let failed_lately =
+            self.failure.as_ref().is_some_and(|(_, at)| now.duration_since(*at) < options.retry_after);
+        !self.loading && !failed_lately && (self.listing.is_none() || !fresh)
+    }
+}
+
+impl Slot {
+    /// Returns once no load is under way. Cancel-safe.
+    async fn finished(&self, loads: &mut watch::Receiver<u64>) {
+        while self.state.lock().loading {
+            if loads.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn finish(&self, listed: Result<Arc<Listing>, CallError>) {
+        {
+            let mut state = self.state.lock();
+            match listed {
+                Ok(listing) => {
+                    state.listing = Some(listing);
+                    state.loaded_at = Instant::now();
+                    state.dirty = state.overtaken;
+                    state.failure = None;
+                }
+                Err(failure) => state.failure = Some((failure, Instant::now())),
+            }
+            (state.overtaken, state.loading) = (false, false);
+        }
+        self.loads.send_modify(|count| *count += 1);
+    }
+}
+
+struct LoadGuard(Option<Arc<Slot>>);
+
+impl LoadGuard {
+    fn finish(mut self, listed: Result<Arc<Listing>, CallError>) {
+        if let Some(slot) = self.0.take() {
+            slot.finish(listed);
+        }
+    }
+}
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.0.state.send_if_modified(|state| {
-            let abandoned = state.loading;
-            if abandoned {
-                state.loading = false;
-                state.failure = Some((CallError::Stopping, Instant::now()));
-            }
-            abandoned
-        });
+        if let Some(slot) = self.0.take() {
+            slot.finish(Err(CallError::Stopping));
+        }
     }
 }
 
@@ -351,12 +379,11 @@ fn build(source: &Source, kind: ListKind, raw: &[Box<RawValue>]) -> Listing {
     let connection = &source.endpoint.connection;
     let mut items: Vec<Item> = Vec::with_capacity(raw.len());
     for definition in raw {
-        match item(source, kind, definition.get()) {
-            Ok(Some(item)) => items.push(item),
-            Ok(None) => {}
-            Err(reason) => {
+        match shape::check(kind, definition) {
+            Ok(()) => items.extend(item(source, kind, definition.get())),
+            Err(member) => {
                 metrics::counter!(metric::MCP_QUARANTINED).increment(1);
-                tracing::warn!(%connection, list = kind.member(), reason, "item left out of the list");
+                tracing::warn!(%connection, list = kind.member(), member, "item left out of the list");
             }
         }
     }
@@ -380,35 +407,23 @@ fn build(source: &Source, kind: ListKind, raw: &[Box<RawValue>]) -> Listing {
     Listing { items, by_exposed, by_name }
 }
 
-/// The item that `text` defines; `None` when the workspace hides it, an error when clients would reject the whole list
-/// because of it (their SDKs check these members).
-fn item(source: &Source, kind: ListKind, text: &str) -> Result<Option<Item>, &'static str> {
-    let object = Object::parse(text).map_err(|_| "it is no object, or has a key twice")?;
-    let is_object =
-        |key: &str| object.object(key).is_some_and(|o| o.str("type").as_deref() == Some("object"));
-    let (member, rewritten): (&str, fn(&Source, &str) -> String) = match kind {
-        ListKind::Tools | ListKind::Prompts => {
-            ("name", |s, n| names::exposed(&s.endpoint.connection, s.namespace, n))
-        }
-        ListKind::Resources => ("uri", |s, u| names::exposed_uri(&s.endpoint.connection, s.namespace, u)),
-        ListKind::ResourceTemplates => {
-            ("uriTemplate", |s, u| names::exposed_uri(&s.endpoint.connection, s.namespace, u))
-        }
+/// The item that `text` defines, whose shape was checked; `None` when the workspace hides it.
+fn item(source: &Source, kind: ListKind, text: &str) -> Option<Item> {
+    let object = Object::parse(text).ok()?;
+    let (connection, namespace) = (&source.endpoint.connection, source.namespace);
+    let member = match kind {
+        ListKind::Tools | ListKind::Prompts => "name",
+        ListKind::Resources => "uri",
+        ListKind::ResourceTemplates => "uriTemplate",
     };
-    let raw = object.get(member).ok_or("it has no name")?;
-    let name = object.str(member).ok_or("its name is no string")?.into_owned();
-    if kind != ListKind::Tools && object.str("name").is_none() {
-        return Err("it has no name");
-    }
-    let mut exposed = rewritten(source, &name);
+    let raw = object.get(member)?;
+    let name = object.str(member)?.into_owned();
+    let mut exposed = match kind {
+        ListKind::Tools | ListKind::Prompts => names::exposed(connection, namespace, &name),
+        ListKind::Resources | ListKind::ResourceTemplates => names::exposed_uri(connection, namespace, &name),
+    };
     let (mut destructive, mut read_only) = (false, false);
     if kind == ListKind::Tools {
-        if !is_object("inputSchema") {
-            return Err("its inputSchema is no object schema");
-        }
-        if object.get("outputSchema").is_some() && !is_object("outputSchema") {
-            return Err("its outputSchema is no object schema");
-        }
         let hint = |key| object.object("annotations").and_then(|a| a.bool(key));
         read_only = hint("readOnlyHint").unwrap_or(false);
         // server/tools: `destructiveHint` is true unless said otherwise, and means something only without `readOnlyHint`.
@@ -417,7 +432,7 @@ fn item(source: &Source, kind: ListKind, text: &str) -> Result<Option<Item>, &'s
         destructive = hint("destructiveHint").unwrap_or(false) && !read_only;
         if let Some(rule) = source.rules.get(&name) {
             if rule.hidden {
-                return Ok(None);
+                return None;
             }
             if let Some(alias) = &rule.alias {
                 exposed.clone_from(alias);
@@ -433,7 +448,7 @@ fn item(source: &Source, kind: ListKind, text: &str) -> Result<Option<Item>, &'s
         splice.replace(raw, serde_json::Value::from(exposed.as_str()).to_string());
         splice.finish()
     };
-    Ok(Some(Item { name, exposed, text, destructive, read_only }))
+    Some(Item { name, exposed, text, destructive, read_only })
 }
 
 #[cfg(test)]
@@ -531,5 +546,56 @@ mod tests {
         let templates =
             listing(&source(&[]), ListKind::ResourceTemplates, &[r#"{"uriTemplate":"f:{p}","name":"f"}"#]);
         assert_eq!(templates.items()[0].exposed, "git+f:{p}");
+    }
+
+    #[derive(Debug)]
+    struct Refuses;
+
+    #[async_trait::async_trait]
+    impl crate::pool::Connect for Refuses {
+        async fn connect(
+            &self,
+            _: &Endpoint,
+        ) -> Result<Arc<dyn crate::pool::Transport>, crate::pool::TransportError> {
+            tokio::task::yield_now().await;
+            Err(crate::pool::TransportError::Unsent("it is a test"))
+        }
+    }
+
+    struct OnRuntime;
+
+    impl Spawn for OnRuntime {
+        #[expect(clippy::disallowed_methods, reason = "the runtime of the test ends its tasks")]
+        fn spawn(&self, _: &'static str, future: futures::future::BoxFuture<'static, ()>) {
+            drop(tokio::spawn(future));
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn readers_and_announcements_of_a_failing_upstream_never_block_each_other() {
+        let options =
+            crate::pool::PoolOptions { breaker_failures: u32::MAX, ..crate::pool::PoolOptions::default() };
+        let pool = Pool::new(Arc::new(Refuses), Arc::new(OnRuntime), options);
+        let options = CatalogueOptions { retry_after: Duration::ZERO, ..CatalogueOptions::default() };
+        let catalogue = Catalogue::new(pool, Arc::new(OnRuntime), options);
+        let source = source(&[]);
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let (catalogue, source) = (catalogue.clone(), source.clone());
+            tasks.spawn(async move {
+                for _ in 0..200 {
+                    let deadline = Instant::now() + Duration::from_secs(5);
+                    assert!(catalogue.get_soon(&source, ListKind::Tools, deadline).await.is_err());
+                    catalogue.changed(
+                        &source.endpoint.workspace,
+                        &source.endpoint.connection,
+                        ListKind::Tools,
+                    );
+                }
+            });
+        }
+        let all = async { while tasks.join_next().await.is_some_and(|done| done.is_ok()) {} };
+        tokio::time::timeout(Duration::from_secs(30), all).await.unwrap();
+        assert!(tasks.is_empty(), "a task failed");
     }
 }

@@ -9,4 +9,5 @@
 pub mod catalogue;
 pub mod names;
 pub mod pool;
+mod shape;
 pub mod wire;
