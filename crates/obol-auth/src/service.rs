@@ -236,7 +236,8 @@ impl ServiceTokens {
         if token.len() > LONGEST {
             return Err(ServiceTokenError::TooLong);
         }
-        let claims = self.signed_claims(token)?.complete()?;
+        let unchecked = self.signed_claims(token)?;
+        let (not_before, claims) = (unchecked.nbf, unchecked.complete()?);
         let now = now.as_second();
         if claims.iss != expected.issuer {
             return Err(ServiceTokenError::WrongIssuer);
@@ -244,7 +245,7 @@ impl ServiceTokens {
         if claims.aud != expected.audience {
             return Err(ServiceTokenError::WrongAudience);
         }
-        check_times(&claims, now)?;
+        check_times(&claims, not_before, now)?;
         if claims.jti.is_empty() || claims.jti.len() > LONGEST_ID {
             return Err(ServiceTokenError::Malformed);
         }
@@ -285,11 +286,11 @@ fn refusal(why: &ErrorKind) -> ServiceTokenError {
     }
 }
 
-fn check_times(claims: &Claims, now: i64) -> Result<(), ServiceTokenError> {
+fn check_times(claims: &Claims, not_before: Option<i64>, now: i64) -> Result<(), ServiceTokenError> {
     if claims.exp.saturating_add(LEEWAY) <= now {
         return Err(ServiceTokenError::Expired);
     }
-    if claims.iat > now.saturating_add(LEEWAY) {
+    if claims.iat.max(not_before.unwrap_or(i64::MIN)) > now.saturating_add(LEEWAY) {
         return Err(ServiceTokenError::NotYet);
     }
     if claims.exp.saturating_sub(claims.iat) > LIFE {
@@ -307,6 +308,8 @@ struct Unchecked {
     iat: Option<i64>,
     exp: Option<i64>,
     jti: Option<String>,
+    /// Ours have none, but a token that says it is meant.
+    nbf: Option<i64>,
 }
 
 impl Unchecked {

@@ -16,7 +16,7 @@ use crate::scan::{Change, Env, Scanner};
 use crate::state::State;
 use crate::{KeyError, PublishError, Publisher, SyncReport};
 
-/// How often the files are looked at. An edit counts at the second look, so it is published within two of these.
+/// How often the files are looked at. An edit counts at the third look, so it is published within three of these.
 const LOOK: Duration = Duration::from_millis(250);
 /// How often the store is compared with what it should be.
 const HEAL: Duration = Duration::from_secs(10);
@@ -98,7 +98,8 @@ impl Control {
         let mut complaints = Vec::new();
         let mut heal_at = Instant::now();
         let mut not_before = Instant::now();
-        let mut first = true;
+        // What a pass before this one found is not taken up in the middle of its next edit.
+        let mut first = !self.state.lock().await.started;
         while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
             let now = Instant::now();
             if now < not_before {

@@ -10,6 +10,11 @@ use jiff::Timestamp;
 use obol_model::{Clock, KeyContext, KeyHash, KeyId, Kind, VirtualKey, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
+use crate::files::read_bounded;
+
+/// The largest key record that is read. Ours have about 400 bytes, most of it tags.
+const LARGEST: u64 = 1 << 20;
+
 /// The virtual keys of a control plane without a database: one file per key in `keys/` of the state directory, which
 /// holds the hash and never the key. Readable for its owner only.
 ///
@@ -186,7 +191,7 @@ impl KeyFiles {
 }
 
 fn read_record(path: &Path) -> Result<KeyRecord, KeyError> {
-    let bytes = fs::read(path).map_err(|e| KeyError::io(path, e))?;
+    let bytes = read_bounded(path, LARGEST).map_err(|e| KeyError::io(path, e))?;
     let malformed = |reason: String| KeyError::Malformed { path: path.display().to_string(), reason };
     let record: KeyRecord = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
     if record.schema_version > KeyRecord::SCHEMA {

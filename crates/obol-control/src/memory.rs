@@ -1,12 +1,15 @@
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use obol_model::{Revision, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
+use crate::files::read_bounded;
 use crate::keys::write_atomically;
+
+/// Room for some ten thousand workspaces.
+const LARGEST: u64 = 16 << 20;
 
 /// What control remembers over a restart (`publications.json`): which file spoke for a workspace, so that one that was
 /// deleted in between is unpublished, and how far its revisions went, so that they never start over.
@@ -35,7 +38,7 @@ impl Memory {
     /// What was saved; nothing at the first start.
     pub(crate) fn load(state_dir: &Path) -> Result<Self, String> {
         let path = Self::path(state_dir);
-        let bytes = match fs::read(&path) {
+        let bytes = match read_bounded(&path, LARGEST) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
             other => other.map_err(|e| format!("cannot read `{}`: {e}", path.display()))?,
         };

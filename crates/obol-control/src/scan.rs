@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +9,10 @@ use obol_model::KeyRing;
 
 use crate::Fault;
 use crate::compile::{CompileOptions, Compiled, compile_recorded};
-use crate::sources::{Sources, reason};
+use crate::sources::{Found, Sources, reason};
+
+/// How many looks in a row must find nothing new before a change counts, the one that found it not included.
+const CALM_LOOKS: u8 = 2;
 
 /// How environment variables are looked up: libraries do not read the environment themselves.
 pub type Env = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
@@ -24,9 +28,12 @@ pub(crate) struct Scanner {
 #[derive(Default)]
 struct Watched {
     sources: Sources,
-    /// Compiled, and not told to anybody until a second look finds the same content.
+    /// Compiled, and not told to anybody before it is calm.
     fresh: Option<Result<Compiled, Vec<Fault>>>,
-    absent: bool,
+    /// Looks in a row that found that nobody touched what was compiled.
+    calm: u8,
+    /// Looks in a row that did not find the file.
+    absent: u8,
 }
 
 /// What a look at the files found.
@@ -53,9 +60,10 @@ impl Scanner {
         self.files.entry(path).or_default();
     }
 
-    /// Compiles what changed. With `settle`, a change or an absence counts only when a second look finds the same: a
-    /// file that is just being written may be valid in the middle, with its last policies missing, and an editor may
-    /// take a file away for an instant.
+    /// Compiles what changed. With `settle`, a change or an absence counts only when two more looks find that nobody
+    /// touched any of the files: one that is just being written may be valid in the middle, with its last policies
+    /// missing, and an editor may take a file away for an instant. A writer that pauses for longer cannot be told from
+    /// one that is done; only a rename is safe whatever happens.
     ///
     /// # Errors
     /// When the folder cannot be listed or suddenly holds no file: a volume that went away must not unpublish
@@ -69,8 +77,8 @@ impl Scanner {
         let mut changes = Vec::new();
         self.files.retain(|path, watched| {
             let absent = !listed.contains(path);
-            let gone = absent && (watched.absent || !settle);
-            watched.absent = absent;
+            let gone = absent && (watched.absent >= CALM_LOOKS || !settle);
+            watched.absent = if absent { watched.absent.saturating_add(1) } else { 0 };
             if gone {
                 changes.push(Change::Gone(path.clone()));
             }
@@ -78,14 +86,19 @@ impl Scanner {
         });
         for path in listed {
             let watched = self.files.entry(path.clone()).or_default();
-            if !watched.sources.unchanged() {
-                let mut sources = Sources::default();
-                let options = CompileOptions { key_ring: Some(&self.key_ring), env: &*self.env };
-                watched.fresh = Some(compile_recorded(&path, &options, &mut sources));
-                watched.sources = sources;
-                if settle {
-                    continue;
+            match watched.sources.look() {
+                Found::Same => watched.calm = watched.calm.saturating_add(1),
+                Found::Touched => watched.calm = 0,
+                Found::Changed => {
+                    let mut sources = Sources::default();
+                    let options = CompileOptions { key_ring: Some(&self.key_ring), env: &*self.env };
+                    watched.fresh = Some(compile_recorded(&path, &options, &mut sources));
+                    watched.sources = sources;
+                    watched.calm = 0;
                 }
+            }
+            if settle && watched.calm < CALM_LOOKS {
+                continue;
             }
             match watched.fresh.take() {
                 Some(Ok(compiled)) => changes.push(Change::Compiled(path, Box::new(compiled))),
@@ -107,10 +120,153 @@ fn list(source: &Path) -> Result<Vec<PathBuf>, String> {
         let path = entry.map_err(failed)?.path();
         let hidden = path.file_name().is_none_or(|n| n.as_encoded_bytes().starts_with(b"."));
         let yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
-        if yaml && !hidden && path.is_file() {
+        if yaml && !hidden && is_there(&path) {
             paths.push(path);
         }
     }
     paths.sort();
     Ok(paths)
+}
+
+/// Whether there is something that is to be read. What stands there and cannot be read is a fault, and no absence: that
+/// would unpublish a workspace.
+fn is_there(path: &Path) -> bool {
+    match fs::metadata(path) {
+        Ok(metadata) => !metadata.is_dir(),
+        Err(e) => e.kind() != ErrorKind::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::time::SystemTime;
+
+    use nix::sys::stat::Mode;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    const PERMIT: &str = "permit(principal, action, resource);\n";
+    const FORBID: &str = "forbid(principal, action, resource);\n";
+
+    struct Bench {
+        folder: TempDir,
+        scanner: Scanner,
+    }
+
+    impl Bench {
+        /// Two workspaces, looked at once.
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let ring = Arc::new(KeyRing::ephemeral().unwrap());
+            let scanner = Scanner::new(folder.path().to_owned(), ring, Arc::new(|_| None));
+            let mut bench = Self { folder, scanner };
+            for name in ["acme", "beta"] {
+                bench.write(
+                    &format!("{name}.yaml"),
+                    &format!("workspace: {name}\npolicies: [{name}.cedar]\n"),
+                );
+                bench.write(&format!("{name}.cedar"), PERMIT);
+            }
+            assert_eq!(bench.scanner.scan(false).unwrap().len(), 2);
+            bench
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.path(name), text).unwrap();
+        }
+
+        fn replace_by_a_pipe(&self, name: &str) {
+            fs::remove_file(self.path(name)).unwrap();
+            nix::unistd::mkfifo(&self.path(name), Mode::S_IRWXU).unwrap();
+        }
+
+        /// What a settled look finds, in words.
+        fn look(&mut self) -> Vec<String> {
+            let changes = self.scanner.scan(true).unwrap();
+            let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
+            let words = changes.into_iter().map(|change| match change {
+                Change::Compiled(path, compiled) => {
+                    let text: String = compiled.policy.files.iter().map(|f| f.text.as_str()).collect();
+                    format!("{}: {text}", name(&path))
+                }
+                Change::Refused(path, faults) => format!("{} refused: {}", name(&path), faults[0].message),
+                Change::Gone(path) => format!("{} gone", name(&path)),
+            });
+            words.collect()
+        }
+
+        fn looks(&mut self) -> [Vec<String>; 3] {
+            [self.look(), self.look(), self.look()]
+        }
+    }
+
+    fn nothing() -> Vec<String> {
+        Vec::new()
+    }
+
+    #[test]
+    fn a_file_that_is_being_written_counts_when_nobody_touches_it_any_more() {
+        let mut bench = Bench::new();
+        bench.write("acme.cedar", &format!("{PERMIT}{PERMIT}"));
+        assert_eq!(
+            [bench.look(), bench.look()],
+            [nothing(), nothing()],
+            "half of it, unchanged for one look"
+        );
+        let whole = format!("{PERMIT}{PERMIT}{FORBID}");
+        bench.write("acme.cedar", &whole);
+        assert_eq!(bench.looks(), [nothing(), nothing(), vec![format!("acme.yaml: {whole}")]]);
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
+    }
+
+    #[test]
+    fn the_same_content_written_again_is_a_sign_that_somebody_still_writes() {
+        let mut bench = Bench::new();
+        bench.write("acme.cedar", FORBID);
+        let touch = |bench: &Bench, second: u64| {
+            let file = File::options().write(true).open(bench.path("acme.cedar")).unwrap();
+            // A clock of another machine may be far ahead.
+            file.set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(second)).unwrap();
+        };
+        for second in 9_000_000_000..9_000_000_005 {
+            touch(&bench, second);
+            assert_eq!(bench.look(), nothing());
+        }
+        assert_eq!([bench.look(), bench.look()], [nothing(), vec![format!("acme.yaml: {FORBID}")]]);
+        touch(&bench, 1);
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()], "nothing to tell");
+    }
+
+    #[test]
+    fn an_absent_file_is_gone_at_the_third_look_and_not_when_it_returns() {
+        let mut bench = Bench::new();
+        let text = fs::read_to_string(bench.path("acme.yaml")).unwrap();
+        fs::remove_file(bench.path("acme.yaml")).unwrap();
+        assert_eq!([bench.look(), bench.look()], [nothing(), nothing()]);
+        bench.write("acme.yaml", &text);
+        assert_eq!(bench.look(), nothing());
+        fs::remove_file(bench.path("acme.yaml")).unwrap();
+        assert_eq!(bench.looks(), [nothing(), nothing(), vec!["acme.yaml gone".to_owned()]]);
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_file_is_a_fault_of_its_workspace_alone() {
+        let mut bench = Bench::new();
+        bench.replace_by_a_pipe("acme.cedar");
+        bench.write("beta.cedar", FORBID);
+        let refused = "the policy file `acme.cedar` cannot be read: it is no regular file";
+        let expected = vec![format!("acme.yaml refused: {refused}"), format!("beta.yaml: {FORBID}")];
+        assert_eq!(bench.looks(), [nothing(), nothing(), expected]);
+        // The workspace file itself: no absence, which would unpublish the workspace.
+        bench.replace_by_a_pipe("beta.yaml");
+        let expected = vec!["beta.yaml refused: cannot be read: it is no regular file".to_owned()];
+        assert_eq!(bench.looks(), [nothing(), nothing(), expected]);
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
+    }
 }

@@ -1,42 +1,77 @@
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use aws_lc_rs::digest::{SHA256, digest};
+
+use crate::files::read_with_metadata;
 
 /// The largest file that is read: workspace, policy or secret.
 const LARGEST: u64 = 1 << 20;
 
-type Digest = Vec<u8>;
+/// Every file that a compilation looked at, with what it saw; `None` for one that could not be read.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Sources(BTreeMap<PathBuf, Option<Seen>>);
 
-/// Every file that a compilation looked at, with the digest of what it saw: the content decides whether something
-/// changed, since times and inodes say nothing about swapped symbolic links, renames and coarse clocks.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Sources(BTreeMap<PathBuf, Option<Digest>>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    /// The content decides whether something changed, since times and inodes say nothing about swapped symbolic links,
+    /// renames and coarse clocks.
+    digest: Vec<u8>,
+    /// Only whether somebody is still writing: compared with itself, never with a clock, which may be another
+    /// machine's.
+    modified: Option<SystemTime>,
+}
+
+/// How the files compare with what a compilation saw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Found {
+    /// Nobody touched them.
+    Same,
+    /// The same content, written again: whoever does that may not be done.
+    Touched,
+    /// Another content, or no compilation took place yet.
+    Changed,
+}
 
 impl Sources {
     /// Reads a whole file and remembers it, or that it could not be read.
     pub(crate) fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
-        let bytes = read(path);
-        self.0.insert(path.to_owned(), bytes.as_ref().ok().map(|b| digest(&SHA256, b).as_ref().to_vec()));
+        let read = read(path);
+        let (bytes, seen) = match read {
+            Ok((bytes, seen)) => (Ok(bytes), Some(seen)),
+            Err(e) => (Err(e), None),
+        };
+        self.0.insert(path.to_owned(), seen);
         bytes
     }
 
-    /// Whether all files still are what they were; `false` for a compilation that never took place.
-    pub(crate) fn unchanged(&self) -> bool {
-        let now = |path: &Path| read(path).ok().map(|b| digest(&SHA256, &b).as_ref().to_vec());
-        !self.0.is_empty() && self.0.iter().all(|(path, seen)| now(path) == *seen)
+    /// Looks at all files again, and notes when they were written.
+    pub(crate) fn look(&mut self) -> Found {
+        if self.0.is_empty() {
+            return Found::Changed;
+        }
+        let mut found = Found::Same;
+        for (path, seen) in &mut self.0 {
+            let now = read(path).ok().map(|(_, seen)| seen);
+            if now == *seen {
+                continue;
+            }
+            if now.as_ref().map(|n| &n.digest) != seen.as_ref().map(|s| &s.digest) {
+                return Found::Changed;
+            }
+            *seen = now;
+            found = Found::Touched;
+        }
+        found
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than 1 MiB"));
-    }
-    Ok(bytes)
+fn read(path: &Path) -> io::Result<(Vec<u8>, Seen)> {
+    let (bytes, metadata) = read_with_metadata(path, LARGEST)?;
+    let seen = Seen { digest: digest(&SHA256, &bytes).as_ref().to_vec(), modified: metadata.modified().ok() };
+    Ok((bytes, seen))
 }
 
 /// Why a file cannot be read, without the operating system's error number.

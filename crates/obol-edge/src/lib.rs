@@ -5,6 +5,7 @@
 //! Handlers are thin: extract, call a capability, map the result. This crate reads no environment, opens no Redis and
 //! decides no policy; everything it needs is handed to [`Gateway`].
 
+mod activity;
 mod compiled;
 mod failure;
 mod front;
@@ -19,4 +20,4 @@ pub use compiled::{CompileWorkspace, Compiled};
 pub use gateway::{EdgeOptions, Gateway, GatewayParts};
 pub use ops::{Redis as RedisProbe, ReloadVerifier};
 pub use origin::OriginPolicy;
-pub use serve::{Listeners, serve};
+pub use serve::{Listeners, ServeOptions, serve};

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use bytes::Bytes;
@@ -12,11 +13,11 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 use obol_authz::{Action, Context, Era, Request as Question, Resource};
 use obol_llm::{
-    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Llm, LlmError, models_list, openai_error,
+    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Llm, LlmError, Sent, models_list, openai_error,
 };
 use obol_meter::{Meter, Price, Start, UsageGuard};
 use obol_model::snapshot::Model;
-use obol_model::{Clock, Kind, ModelName, Outcome, UsageKind};
+use obol_model::{Clock, Kind, ModelName, Outcome, Tokens, UsageKind};
 
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
 use crate::front::{Admitted, Front};
@@ -54,11 +55,12 @@ pub(crate) async fn models(State(surface): State<Arc<LlmSurface>>, headers: Head
 /// `GET /v1/models/{id}`.
 pub(crate) async fn model(
     State(surface): State<Arc<LlmSurface>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
     headers: HeaderMap,
 ) -> Response {
     with_request(&surface, &headers, async |admitted| {
-        let (name, _) = find(admitted, &name)?;
+        // What is no text is no model either.
+        let (name, _) = find(admitted, name.as_deref().map_or("", String::as_str))?;
         let created = surface.clock.now().as_second();
         let body =
             serde_json::json!({ "id": name, "object": "model", "created": created, "owned_by": "obol" });
@@ -99,10 +101,15 @@ impl LlmSurface {
         let (name, model) = find(admitted, request.model())?;
         let attempts = attempts(admitted, model);
         let mut guard = self.begin_usage(admitted, name, model)?;
-        let answer = match self.llm.chat(&request, &attempts).await {
+        let result = {
+            let mut underway = Underway { guard: &mut guard, attempts: &attempts, sent: None };
+            let result = self.llm.chat(&request, &attempts, &mut underway.sent).await;
+            result.map_err(|e| (e, underway.sent.is_some()))
+        };
+        let answer = match result {
             Ok(answer) => answer,
-            Err(e) => {
-                guard.finish(Outcome::Error);
+            Err((e, may_have_cost)) => {
+                guard.finish(if may_have_cost { Outcome::Partial } else { Outcome::Error });
                 tracing::warn!(request_id = %admitted.request_id, model = %name, error = %e, "completion failed");
                 return Err(e.into());
             }
@@ -216,6 +223,24 @@ fn relay(head: http::response::Builder, answer: Answer, mut guard: UsageGuard) -
     })
 }
 
+/// A call whose answer has not begun. Whatever ends it, a client that leaves included, the guard learns what a
+/// provider may have worked on by then: its prompt is due, by estimate (DESIGN §12.2, §12.3).
+struct Underway<'a> {
+    guard: &'a mut UsageGuard,
+    attempts: &'a [Attempt<'a>],
+    sent: Option<Sent>,
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        let Some(sent) = self.sent else { return };
+        if let Some(Attempt { provider, target, .. }) = self.attempts.get(sent.target_index) {
+            self.guard.served_by(provider, &target.model, target.price);
+        }
+        self.guard.set_tokens(Tokens { input: sent.estimated_input, ..Tokens::default() }, true);
+    }
+}
+
 /// A stream that is metered however it ends. A client that leaves drops it, which closes the upstream at once.
 struct MeteredStream {
     stream: Box<ChatStream>,
@@ -297,5 +322,76 @@ impl From<LlmError> for Refused {
     fn from(e: LlmError) -> Self {
         let retry_after_s = e.retry_after().map(|after| after.as_secs().max(1));
         Self { param: e.param(), retry_after_s, ..Self::new(e.kind(), e.code(), e.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use obol_meter::{EmbeddedSink, MeterOptions, meter};
+    use obol_model::snapshot::{Target, TokenPrice};
+    use obol_model::{ManualClock, NanoUsd, PerMillion, ReplicaId, RequestId, Revision, UsageEvent};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    /// The event of a call that is abandoned before its answer begins.
+    async fn abandoned(sent: Option<Sent>) -> UsageEvent {
+        let sink = Arc::new(EmbeddedSink::new(8));
+        let clock = Arc::new(ManualClock::new("2026-01-02T03:04:05Z".parse().unwrap()));
+        let (meter, flusher) = meter(sink.clone(), clock, ReplicaId::generate(), MeterOptions::default());
+        let usd = |n: u64| PerMillion::new(NanoUsd::new(n * 1_000_000_000));
+        let targets = [("first", 1), ("second", 3)].map(|(name, price)| Target {
+            provider: name.parse().unwrap(),
+            model: format!("{name}-model"),
+            price: TokenPrice { input: usd(price), ..TokenPrice::default() },
+            stream_usage: true,
+        });
+        let base_url = "https://example.com/v1".parse().unwrap();
+        let attempts = targets.each_ref().map(|target| Attempt {
+            provider: &target.provider,
+            base_url: &base_url,
+            credential: None,
+            target,
+            allow_private: false,
+        });
+        let mut guard = meter
+            .begin(Start {
+                workspace_id: "acme".parse().unwrap(),
+                key_id: "k1".parse().unwrap(),
+                revision: Revision { epoch: 1, number: 7 },
+                kind: UsageKind::ChatCompletion {
+                    model: "small".parse().unwrap(),
+                    provider: None,
+                    upstream_model: None,
+                },
+                price: Price::Tokens(targets[0].price),
+                request_id: RequestId::new(),
+            })
+            .unwrap();
+        drop(Underway { guard: &mut guard, attempts: &attempts, sent });
+        drop(guard);
+        let shutdown = CancellationToken::new();
+        shutdown.cancel();
+        flusher.run(shutdown, CancellationToken::new()).await;
+        let [event] = sink.events().try_into().unwrap();
+        event
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_sent_and_abandoned_costs_its_prompt_at_the_target_it_went_to() {
+        let event = abandoned(Some(Sent { target_index: 1, estimated_input: 5 })).await;
+        let UsageKind::ChatCompletion { provider, upstream_model, .. } = event.kind else {
+            panic!("{:?}", event.kind)
+        };
+        assert_eq!(provider, Some("second".parse().unwrap()));
+        assert_eq!(upstream_model.as_deref(), Some("second-model"));
+        assert_eq!((event.tokens.input, event.estimated, event.outcome), (5, true, Outcome::Partial));
+        assert_eq!(event.cost, NanoUsd::new(5 * 3_000));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_not_sent_costs_nothing() {
+        let event = abandoned(None).await;
+        assert_eq!((event.tokens, event.estimated, event.cost), (Tokens::default(), false, NanoUsd::ZERO));
     }
 }

@@ -1,12 +1,15 @@
 //! Which web pages may talk to the gateway (DESIGN §9.6; transports, "Security Warning").
 
 use std::net::IpAddr;
+use std::str::FromStr as _;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use obol_model::Kind;
+use url::Url;
 
 use crate::failure::Refusal;
 
@@ -29,33 +32,30 @@ pub struct OriginPolicy {
 }
 
 impl OriginPolicy {
-    fn is_our_host(&self, host: &str) -> bool {
-        let name = name_of(host);
-        self.loopback_listener && is_loopback(name)
-            || self.hosts.iter().flatten().any(|known| known.eq_ignore_ascii_case(name))
-    }
-
-    fn check(&self, headers: &HeaderMap, authority: Option<&str>) -> Result<Option<HeaderValue>, Refusal> {
+    fn check(&self, headers: &HeaderMap, target: Option<&Authority>) -> Result<Option<HeaderValue>, Refusal> {
         let refuse = |what| Refusal::new(Kind::Forbidden, "origin_refused", what);
+        let host = match only(headers, &header::HOST)? {
+            None => None,
+            Some(value) => {
+                let text = value.to_str().map_err(|_| refuse("the `Host` header cannot be read"))?;
+                Some(Authority::from_str(text).map_err(|_| refuse("the `Host` header names no host"))?)
+            }
+        };
         if self.loopback_listener || self.hosts.is_some() {
-            let host = match (headers.get(header::HOST).map(HeaderValue::to_str), authority) {
-                (Some(Ok(host)), _) => Some(host),
-                (Some(Err(_)), _) => return Err(refuse("the `Host` header cannot be read")),
-                (None, authority) => authority,
-            };
-            if host.is_some_and(|h| !self.is_our_host(h)) {
+            // An absolute request target and `Host` can differ; both must be ours.
+            let strange = host.as_ref().into_iter().chain(target).any(|h| !self.is_our_host(h));
+            if strange {
                 return Err(refuse(
                     "the `Host` header names another host than this one (see OBOL_ALLOWED_HOSTS)",
                 ));
             }
         }
-        let Some(origin) = headers.get(header::ORIGIN) else { return Ok(None) };
+        let Some(origin) = only(headers, &header::ORIGIN)? else { return Ok(None) };
         let text = origin.to_str().map_err(|_| refuse("the `Origin` header cannot be read"))?;
         let ours = if let Some(allowed) = &self.origins {
             allowed.iter().any(|a| a == text)
         } else {
-            let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
-            self.loopback_listener && host.is_some_and(|h| is_loopback(name_of(h)))
+            self.loopback_listener && is_loopback_origin(text)
         };
         if ours {
             Ok(Some(origin.clone()))
@@ -63,14 +63,35 @@ impl OriginPolicy {
             Err(refuse("the `Origin` is not in OBOL_ALLOWED_ORIGINS"))
         }
     }
+
+    fn is_our_host(&self, host: &Authority) -> bool {
+        // `user@host` is nothing that a client of ours sends.
+        let plain = !host.as_str().contains('@');
+        let name = host.host();
+        plain
+            && (self.loopback_listener && is_loopback(name)
+                || self.hosts.iter().flatten().any(|known| known.eq_ignore_ascii_case(name)))
+    }
 }
 
-/// `host` without its port.
-fn name_of(host: &str) -> &str {
-    match host.find(']') {
-        Some(end) if host.starts_with('[') => host.get(..=end).unwrap_or(host),
-        _ => host.split_once(':').map_or(host, |(name, _)| name),
+/// The value of a header that may stand there once: with two, whoever reads the other one sees another request.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Refusal> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next();
+    if values.next().is_some() {
+        let message = format!("two `{name}` headers: send one");
+        return Err(Refusal::new(Kind::InvalidRequest, "repeated_header", message));
     }
+    Ok(value)
+}
+
+/// Whether `text` is a loopback origin in the form in which browsers send it.
+fn is_loopback_origin(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https")
+            && url.origin().ascii_serialization() == text
+            && url.host_str().is_some_and(is_loopback)
+    })
 }
 
 /// Whether `name` is this machine.
@@ -81,8 +102,7 @@ fn is_loopback(name: &str) -> bool {
 
 /// Refuses strangers, answers preflights, and tells browsers what they may read, on errors too.
 pub(crate) async fn layer(State(policy): State<OriginPolicy>, request: Request, next: Next) -> Response {
-    let authority = request.uri().authority().map(http::uri::Authority::as_str);
-    let origin = match policy.check(request.headers(), authority) {
+    let origin = match policy.check(request.headers(), request.uri().authority()) {
         Ok(origin) => origin,
         Err(refusal) => return refusal.into_response(),
     };
@@ -122,6 +142,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_absolute_target_and_doubled_headers_do_not_help() {
+        let local = policy(true, None, None);
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, "localhost".parse().unwrap());
+        assert!(local.check(&headers, Some(&"localhost:1".parse().unwrap())).is_ok());
+        assert!(local.check(&headers, Some(&"evil.example.com".parse().unwrap())).is_err());
+        headers.append(header::HOST, "evil.example.com".parse().unwrap());
+        assert_eq!(local.check(&headers, None).unwrap_err().kind, Kind::InvalidRequest);
+    }
+
+    #[test]
     fn pages_may_send_the_params_that_they_ask_for() {
         let asked = HeaderValue::from_static("mcp-param-region, x-evil, Mcp-Param-2");
         let allowed = allowed_headers(Some(&asked));
@@ -158,6 +189,11 @@ mod tests {
             (&local, "localhost", Some("https://app.example.com"), false),
             (&local, "localhost", Some("null"), false),
             (&local, "localhost", Some("http://localhost.evil.example.com"), false),
+            (&local, "localhost", Some("http://localhost:1@evil.example.com"), false),
+            (&local, "localhost", Some("http://localhost:1/path"), false),
+            (&local, "localhost", Some("http://127.0.0.1:1, http://evil.example.com"), false),
+            (&local, "127.0.0.1:8080:evil", None, false),
+            (&local, "localhost@evil.example.com", None, false),
             (&listed, "GW.example.com:443", Some("https://app.example.com"), true),
             (&listed, "localhost", Some("http://localhost:3000"), false),
             (&open, "any.example.com", None, true),

@@ -3,7 +3,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use obol_model::{Kind, ProviderName};
+use obol_model::Kind;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -11,11 +11,12 @@ use tracing::debug;
 
 use crate::dialect::openai_error;
 use crate::error::LlmError;
+use crate::judge::{Judgement, is_for_the_caller, judge, judge_error};
 use crate::llm::{AnswerBody, Attempt, Credential, LlmOptions};
 use crate::request::ChatRequest;
 use crate::stream::{ChatStream, Cut, StreamLimits};
-use crate::usage::{Estimate, Reading, text_bytes, tokens_of};
-use crate::view::First;
+use crate::usage::{Estimate, Reading, text_bytes, tokens_of, warn_implausible};
+use crate::view::{First, is_error};
 
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(crate) const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
@@ -24,29 +25,6 @@ const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 /// How much of a refused answer is read, and for how long, so that its connection can be used again.
 const DISCARD_BYTES: usize = 64 * 1024;
 const DISCARD_TIME: Duration = Duration::from_millis(100);
-
-/// What a status means for the request.
-enum Judgement {
-    /// There may be an answer in the body.
-    Answer,
-    /// The caller has to see it: it would be the same everywhere, or is theirs to mend.
-    Refusal,
-    Failure(LlmError),
-}
-
-fn judge(status: StatusCode, provider: &ProviderName, retry_after: Option<Duration>) -> Judgement {
-    let provider = provider.clone();
-    match status.as_u16() {
-        200..=299 => Judgement::Answer,
-        // Our account: the caller's own key is fine, and a status that says otherwise would mislead (402 as well).
-        401..=403 => Judgement::Failure(LlmError::CredentialRefused { provider }),
-        408 => Judgement::Failure(LlmError::Timeout { provider }),
-        429 => Judgement::Failure(LlmError::RateLimited { provider, retry_after }),
-        400..=499 => Judgement::Refusal,
-        500.. => Judgement::Failure(LlmError::Failed { provider, status: status.as_u16() }),
-        _ => Judgement::Failure(LlmError::BadAnswer { provider, what: "a redirect" }),
-    }
-}
 
 /// One attempt.
 pub(crate) struct Call<'a> {
@@ -58,18 +36,29 @@ pub(crate) struct Call<'a> {
     pub(crate) first_byte: Instant,
     /// Until when everything has to be over.
     pub(crate) deadline: Instant,
+    /// About how many tokens the prompt is.
+    pub(crate) estimated_input: u64,
+    /// The provider may have worked on the request and ask to be paid, though nothing of its answer is known: it was
+    /// sent, and no refusal came back.
+    pub(crate) may_have_worked: bool,
 }
 
 impl Call<'_> {
-    pub(crate) async fn run(&self) -> Result<(StatusCode, AnswerBody), LlmError> {
+    pub(crate) async fn run(&mut self) -> Result<(StatusCode, AnswerBody), LlmError> {
         let ask_for_usage =
             self.request.is_stream() && self.attempt.target.stream_usage && !self.request.asks_for_usage();
         let http = self.http_request(ask_for_usage)?;
-        let response = timeout_at(self.first_byte, self.client.execute(http))
-            .await
-            .map_err(|_| self.timeout())?
-            .map_err(|e| self.unreachable(e))?;
+        self.may_have_worked = true;
+        let executed = timeout_at(self.first_byte, self.client.execute(http)).await;
+        let response = match executed.map_err(|_| self.timeout())? {
+            Ok(response) => response,
+            Err(e) => {
+                self.may_have_worked = !e.is_connect();
+                return Err(self.unreachable(e));
+            }
+        };
         let status = response.status();
+        self.may_have_worked = status.is_success();
         match judge(status, self.attempt.provider, retry_after(response.headers())) {
             Judgement::Failure(failure) => {
                 discard(response).await;
@@ -113,7 +102,7 @@ impl Call<'_> {
     }
 
     async fn full(
-        &self,
+        &mut self,
         status: StatusCode,
         response: reqwest::Response,
     ) -> Result<(StatusCode, AnswerBody), LlmError> {
@@ -131,19 +120,25 @@ impl Call<'_> {
         let Ok(completion) = serde_json::from_slice::<Completion<'_>>(&bytes) else {
             return Err(self.bad("something else than a JSON object"));
         };
-        if completion.error.is_some() && completion.choices.is_none() {
-            return self.error_inside(&bytes);
+        if completion.error.is_some_and(is_error) {
+            let has_usage = completion.usage.is_some();
+            let result = self.error_inside(&bytes);
+            self.may_have_worked = has_usage;
+            return result;
         }
         let reading = completion.usage.map(Reading::parse).unwrap_or_default();
+        if reading.is_implausible() {
+            warn_implausible(self.attempt.provider);
+        }
         let usage = reading.usage(true, || Estimate {
-            input: self.request.estimated_input(),
+            input: self.estimated_input,
             output: tokens_of(text_bytes(completion.choices.map_or("", RawValue::get).as_bytes())),
         });
         Ok((status, AnswerBody::Full { bytes, usage: Some(usage) }))
     }
 
     async fn stream(
-        &self,
+        &mut self,
         response: reqwest::Response,
         hide_usage: bool,
     ) -> Result<(StatusCode, AnswerBody), LlmError> {
@@ -156,25 +151,24 @@ impl Call<'_> {
             max_event: self.options.max_event_bytes,
         };
         let provider = self.attempt.provider.clone();
-        let mut stream =
-            ChatStream::new(provider, response, hide_usage, self.request.estimated_input(), limits);
+        let mut stream = ChatStream::new(provider, response, hide_usage, self.estimated_input, limits);
         match stream.first(self.first_byte).await {
             Ok(First::Content) => Ok((StatusCode::OK, AnswerBody::Stream(Box::new(stream)))),
             Ok(First::Error(data)) => self.error_inside(&data),
-            Ok(First::Done) | Err(Cut::End) => Err(self.bad("an empty stream")),
+            Ok(First::Done) | Err(Cut::End) => Err(self.bad("a stream without an answer")),
             Err(Cut::Timeout) => Err(self.timeout()),
             Err(Cut::Broken(source)) => Err(self.unreachable(source)),
             Err(Cut::TooLarge) => Err(self.bad("an event that is too large")),
         }
     }
 
-    /// An error object inside a `200`: judged by the status that it names.
-    fn error_inside(&self, body: &Bytes) -> Result<(StatusCode, AnswerBody), LlmError> {
-        let status = named_status(body).unwrap_or(StatusCode::BAD_GATEWAY);
-        match judge(status, self.attempt.provider, None) {
-            Judgement::Refusal => Ok((status, AnswerBody::Full { bytes: body.clone(), usage: None })),
-            Judgement::Failure(failure) => Err(failure),
-            Judgement::Answer => Err(self.bad("an error with the status of a success")),
+    /// An error object inside a `200`. Nothing of an answer came, so the provider has nothing to be paid for.
+    fn error_inside(&mut self, body: &Bytes) -> Result<(StatusCode, AnswerBody), LlmError> {
+        self.may_have_worked = false;
+        match judge_error(body, self.attempt.provider) {
+            (status, Judgement::Refusal) => Ok((status, self.refused(status, body.clone()))),
+            (_, Judgement::Failure(failure)) => Err(failure),
+            (_, Judgement::Answer) => Err(self.bad("an error with the status of a success")),
         }
     }
 
@@ -184,18 +178,23 @@ impl Call<'_> {
         response: reqwest::Response,
     ) -> Result<(StatusCode, AnswerBody), LlmError> {
         let bytes = self.read(response).await?;
-        let is_object = bytes.trim_ascii_start().starts_with(b"{")
-            && serde_json::from_slice::<serde::de::IgnoredAny>(&bytes).is_ok();
-        if is_object {
-            return Ok((status, AnswerBody::Full { bytes, usage: None }));
-        }
-        if matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
+        if !is_object(&bytes) && matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
             // A web server's page, not an API's answer: the base URL is wrong, which the caller cannot mend.
             return Err(self.bad("no API's answer; check its base URL"));
         }
+        Ok((status, self.refused(status, bytes)))
+    }
+
+    /// A refusal as the caller may see it: the provider's own words where they are about the request and hold no
+    /// secret of ours (DESIGN §11.4).
+    fn refused(&self, status: StatusCode, bytes: Bytes) -> AnswerBody {
+        let tells = self.attempt.credential.is_some_and(|credential| credential.is_in(&bytes));
+        if is_for_the_caller(status) && is_object(&bytes) && !tells {
+            return AnswerBody::Full { bytes, usage: None };
+        }
         let message = format!("the provider refused the request with status {}", status.as_u16());
         let bytes = openai_error(Kind::InvalidRequest, "upstream_refused", &message, None);
-        Ok((status, AnswerBody::Full { bytes, usage: None }))
+        AnswerBody::Full { bytes, usage: None }
     }
 
     /// All of a body, within its bound. A body that came in one piece is not copied.
@@ -243,6 +242,11 @@ impl Call<'_> {
     }
 }
 
+fn is_object(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
+}
+
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let essence = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().split(|b| *b == b';').next());
     essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
@@ -252,27 +256,6 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
-}
-
-/// The status that an error object names, by number or by one of the usual words.
-fn named_status(body: &[u8]) -> Option<StatusCode> {
-    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let error = body.get("error")?;
-    let members = || ["code", "status", "type"].into_iter().filter_map(|name| error.get(name));
-    let number = members().find_map(|member| {
-        let number = member.as_u64().or_else(|| member.as_str()?.parse().ok())?;
-        StatusCode::from_u16(u16::try_from(number).ok()?).ok().filter(|s| s.as_u16() >= 400)
-    });
-    number.or_else(|| {
-        members().filter_map(serde_json::Value::as_str).find_map(|word| match word {
-            "rate_limit_exceeded" | "rate_limit_error" | "insufficient_quota" => {
-                Some(StatusCode::TOO_MANY_REQUESTS)
-            }
-            "invalid_api_key" | "authentication_error" | "permission_error" => Some(StatusCode::UNAUTHORIZED),
-            "invalid_request_error" | "context_length_exceeded" => Some(StatusCode::BAD_REQUEST),
-            _ => None,
-        })
-    })
 }
 
 /// Reads a small body to its end, so that the connection can be used again.

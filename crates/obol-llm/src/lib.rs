@@ -12,6 +12,7 @@ mod call;
 mod dialect;
 mod error;
 mod json;
+mod judge;
 mod llm;
 mod request;
 mod sse;
@@ -21,7 +22,7 @@ mod view;
 
 pub use crate::dialect::{models_list, openai_error};
 pub use crate::error::LlmError;
-pub use crate::llm::{Answer, AnswerBody, Attempt, Credential, CredentialError, Llm, LlmOptions};
+pub use crate::llm::{Answer, AnswerBody, Attempt, Credential, CredentialError, Llm, LlmOptions, Sent};
 pub use crate::request::ChatRequest;
 pub use crate::stream::{ChatStream, StreamEnd};
 pub use crate::usage::Usage;

@@ -3,6 +3,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue, StatusCode};
+use memchr::memmem;
 use obol_dial::Dialer;
 use obol_model::snapshot::Target;
 use obol_model::{ProviderName, Secret, metric};
@@ -20,7 +21,7 @@ use crate::usage::Usage;
 /// ones hang.
 #[derive(Debug, Clone)]
 pub struct LlmOptions {
-    /// Until an answer begins (a stream: its first event). The last target of a request that is no stream may use all
+    /// Until an answer begins (a stream: its first content; a preamble is none). The last target of a request that is no stream may use all
     /// of `total`: its answer begins when it is complete.
     pub first_byte_timeout: Duration,
     /// Between two reads of an answer.
@@ -81,6 +82,13 @@ impl Credential {
         Self::of(name, value.expose())
     }
 
+    /// Whether `text` shows the secret itself.
+    pub(crate) fn is_in(&self, text: &[u8]) -> bool {
+        let value = self.value.as_bytes();
+        let secret = value.strip_prefix(b"Bearer ").unwrap_or(value);
+        !secret.is_empty() && memmem::find(text, secret).is_some()
+    }
+
     fn of(name: HeaderName, value: &str) -> Result<Self, CredentialError> {
         let mut value = HeaderValue::from_str(value).map_err(|_| CredentialError::Value)?;
         value.set_sensitive(true);
@@ -101,6 +109,15 @@ pub struct Attempt<'a> {
     pub target: &'a Target,
     /// Whether private and loopback addresses may be dialled.
     pub allow_private: bool,
+}
+
+/// A request that a provider may have worked on, and ask to be paid for, though no answer is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// The attempt that it went out with.
+    pub target_index: usize,
+    /// About how many tokens its prompt is.
+    pub estimated_input: u64,
 }
 
 /// A provider's answer.
@@ -148,13 +165,23 @@ impl Llm {
     /// The next one is tried after a failed connection, a time limit, `408`, `429`, `5xx`, a refusal of our own
     /// credential, and a `200` that holds no answer. Other refusals are the caller's answer.
     ///
+    /// `sent` is written before each attempt and holds the last one that may have cost something: not one that found
+    /// no connection or was refused. With an answer it is empty again; the answer itself says what it used.
+    ///
     /// Cancel-safe in that dropping the future, or the answer, closes the upstream's connection or stream; what the
-    /// provider did by then may be billed to us.
+    /// provider did by then may be billed to us, and `sent` says so.
     ///
     /// # Errors
     /// Why the last target that was tried gave no answer.
-    pub async fn chat(&self, request: &ChatRequest, attempts: &[Attempt<'_>]) -> Result<Answer, LlmError> {
+    pub async fn chat(
+        &self,
+        request: &ChatRequest,
+        attempts: &[Attempt<'_>],
+        sent: &mut Option<Sent>,
+    ) -> Result<Answer, LlmError> {
+        *sent = None;
         let deadline = Instant::now() + self.options.total;
+        let estimated_input = request.estimated_input();
         let mut last = LlmError::NoTarget;
         for (index, attempt) in attempts.iter().enumerate() {
             let is_last = index + 1 == attempts.len();
@@ -164,18 +191,32 @@ impl Llm {
                 deadline.min(Instant::now() + self.options.first_byte_timeout)
             };
             let client = self.dialer.client(attempt.allow_private);
-            let call = Call { client, options: &self.options, request, attempt, first_byte, deadline };
+            let mut call = Call {
+                client,
+                options: &self.options,
+                request,
+                attempt,
+                first_byte,
+                deadline,
+                estimated_input,
+                may_have_worked: false,
+            };
+            let before = sent.replace(Sent { target_index: index, estimated_input });
             let result = timeout_at(deadline, call.run())
                 .await
                 .unwrap_or_else(|_| Err(LlmError::Timeout { provider: attempt.provider.clone() }));
             match result {
                 Ok((status, body)) => {
+                    *sent = None;
                     let outcome = if status.is_success() { "ok" } else { "refused" };
                     metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => outcome).increment(1);
                     let content_type = if let AnswerBody::Stream(_) = body { EVENT_STREAM } else { JSON };
                     return Ok(Answer { status, content_type, target_index: index, body });
                 }
                 Err(failure) => {
+                    if !call.may_have_worked {
+                        *sent = before;
+                    }
                     metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => failure.code()).increment(1);
                     warn!(
                         provider = %attempt.provider,

@@ -161,6 +161,17 @@ pub(crate) fn data(event: &[u8]) -> Option<Cow<'_, [u8]>> {
     found
 }
 
+/// Whether the event is named `name` by an `event` field.
+pub(crate) fn is_named(event: &[u8], name: &[u8]) -> bool {
+    let event = event.strip_prefix(b"\xef\xbb\xbf").unwrap_or(event);
+    let mut names = event.split(|byte| matches!(byte, b'\n' | b'\r')).filter_map(|line| {
+        let value = line.strip_prefix(b"event:")?;
+        Some(value.strip_prefix(b" ").unwrap_or(value))
+    });
+    // The last one counts.
+    names.next_back() == Some(name)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -246,6 +257,20 @@ mod tests {
         assert_eq!(text(": comment\n\n"), None);
         assert_eq!(text("database: a\n\n"), None);
         assert_eq!(text("\n"), None);
+    }
+
+    #[test]
+    fn the_name_of_an_event_is_its_last_event_field() {
+        for (event, expected) in [
+            ("event: error\ndata: x\n\n", true),
+            ("data: x\r\nevent:error\r\n\r\n", true),
+            ("event: x\nevent: error\n\n", true),
+            ("event: error\nevent: x\n\n", false),
+            ("event: errors\n\n", false),
+            ("data: event: error\n\n", false),
+        ] {
+            assert_eq!(is_named(event.as_bytes(), b"error"), expected, "{event:?}");
+        }
     }
 
     fn stream_text() -> impl Strategy<Value = Vec<u8>> {

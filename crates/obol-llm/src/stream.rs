@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +10,9 @@ use tracing::warn;
 
 use crate::dialect::openai_error;
 use crate::error::chain;
+use crate::judge::{Judgement, judge_error};
 use crate::sse::{self, Splitter};
+use crate::usage::warn_implausible;
 use crate::view::{First, View};
 
 /// How long the upstream may take to end a stream after `[DONE]`. Its end is waited for so that the connection can be
@@ -32,6 +35,8 @@ pub struct ChatStream {
     limits: StreamLimits,
     estimated_input: u64,
     ended: bool,
+    /// That its usage is not believed was logged.
+    warned: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +45,7 @@ pub(crate) struct StreamLimits {
     pub(crate) idle: Duration,
     /// Of the whole call.
     pub(crate) deadline: Instant,
-    /// Of one event, and of what is held back before the first one.
+    /// Of one event, and of what is held back before the first content.
     pub(crate) max_event: usize,
 }
 
@@ -83,29 +88,34 @@ impl ChatStream {
             limits,
             estimated_input,
             ended: false,
+            warned: false,
         }
     }
 
-    /// Reads until the first event with data came, and holds back what came before and with it.
+    /// Reads until the first event that is more than a preamble, and holds back what came before and with it.
     pub(crate) async fn first(&mut self, until: Instant) -> Result<First, Cut> {
         loop {
+            let pumped = self.pump(Some(until)).await;
+            if let Ok(Some(run)) = &pumped {
+                self.held_bytes += run.len();
+                self.held.push_back(run.clone());
+            }
+            // Also when nothing could be read after it: what the event says goes before how the stream ended.
             if let Some(first) = &self.view.first {
                 return Ok(first.clone());
             }
-            let run = self.pump(Some(until)).await?.ok_or(Cut::End)?;
-            self.held_bytes += run.len();
-            if self.view.first.is_none() && self.held_bytes > self.limits.max_event {
+            pumped?.ok_or(Cut::End)?;
+            if self.held_bytes > self.limits.max_event {
                 return Err(Cut::TooLarge);
             }
-            self.held.push_back(run);
         }
     }
 
     /// The next whole events, as many as came together. Nothing when the stream has ended.
     ///
-    /// An upstream that breaks off or falls silent in the middle ends as one error event, without an invented
-    /// `finish_reason` and without `[DONE]`; one that ends after its `finish_reason` is complete and gets its
-    /// `[DONE]`.
+    /// An upstream that breaks off, falls silent or reports an error in the middle ends as one error event of ours,
+    /// without an invented `finish_reason` and without `[DONE]`; one that ends after its `finish_reason` is complete
+    /// and gets its `[DONE]`.
     ///
     /// Cancel-safe: a future that is dropped loses no event.
     pub async fn next(&mut self) -> Option<Bytes> {
@@ -133,6 +143,13 @@ impl ChatStream {
             let view = &mut self.view;
             if let Some(run) = self.splitter.take(|event| view.look(event)).map_err(|_| Cut::TooLarge)? {
                 return Ok(Some(run));
+            }
+            if self.view.error.is_some() {
+                self.upstream = None;
+            }
+            if self.view.is_implausible() && !self.warned {
+                self.warned = true;
+                warn_implausible(&self.provider);
             }
             let Some(upstream) = &mut self.upstream else { return Ok(None) };
             let patience = if self.view.done { LINGER } else { self.limits.idle };
@@ -174,34 +191,50 @@ impl ChatStream {
     fn close(&mut self, cut: &Cut) -> Option<Bytes> {
         self.ended = true;
         self.upstream = None;
-        if self.view.done || self.view.error {
+        if self.view.done {
             return None;
         }
-        if self.view.finished {
+        if self.view.finished && self.view.error.is_none() {
             self.view.done = true;
             return Some(Bytes::from_static(b"data: [DONE]\n\n"));
         }
-        let (kind, code, message) = match cut {
-            Cut::Timeout => {
-                (Kind::Timeout, "upstream_timeout", "the provider fell silent before the answer was complete")
-            }
-            Cut::TooLarge => {
-                (Kind::Upstream, "upstream_bad_answer", "the provider sent an event that is too large")
-            }
-            Cut::Broken(_) | Cut::End => (
-                Kind::Upstream,
-                "upstream_cut",
-                "the provider ended the stream before the answer was complete",
-            ),
-        };
+        let (kind, code, message) = self.failure(cut);
         let reason = if let Cut::Broken(broken) = cut { chain(broken) } else { String::new() };
         warn!(provider = %self.provider, outcome = code, reason, "llm stream cut");
-        let error = openai_error(kind, code, message, None);
+        let error = openai_error(kind, code, &message, None);
         let mut frame = BytesMut::with_capacity(error.len() + 8);
         frame.put_slice(b"data: ");
         frame.put_slice(&error);
         frame.put_slice(b"\n\n");
         Some(frame.freeze())
+    }
+
+    /// Why the stream failed, in our words: a provider's own error stays out of them (DESIGN §11.4).
+    fn failure(&self, cut: &Cut) -> (Kind, &'static str, Cow<'static, str>) {
+        let (kind, code, message) = match (&self.view.error, cut) {
+            (Some(reported), _) => match judge_error(reported, &self.provider).1 {
+                Judgement::Failure(failure) => {
+                    return (failure.kind(), failure.code(), failure.to_string().into());
+                }
+                Judgement::Refusal | Judgement::Answer => (
+                    Kind::Upstream,
+                    "upstream_refused",
+                    "the provider refused the request when its answer had begun",
+                ),
+            },
+            (None, Cut::Timeout) => {
+                (Kind::Timeout, "upstream_timeout", "the provider fell silent before the answer was complete")
+            }
+            (None, Cut::TooLarge) => {
+                (Kind::Upstream, "upstream_bad_answer", "the provider sent an event that is too large")
+            }
+            (None, Cut::Broken(_) | Cut::End) => (
+                Kind::Upstream,
+                "upstream_cut",
+                "the provider ended the stream before the answer was complete",
+            ),
+        };
+        (kind, code, message.into())
     }
 }
 

@@ -1,7 +1,8 @@
-use obol_model::Tokens;
+use obol_model::{ProviderName, Tokens};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+use tracing::warn;
 
 use crate::json;
 
@@ -9,6 +10,10 @@ use crate::json;
 const BYTES_PER_TOKEN: u64 = 4;
 /// What a picture, a sound or a file in a prompt is taken for: its bytes say nothing of its tokens.
 const ATTACHMENT_TOKENS: u64 = 1_000;
+
+/// Counts above this are not believed: a hundred times the largest context window that is offered, and at any price
+/// more than a single answer can cost. A provider that reports one would otherwise empty the caller's budget.
+const MOST_TOKENS: u64 = 100_000_000;
 
 /// What an answer used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,6 +32,8 @@ pub(crate) struct Reading {
     total: Option<u64>,
     cached: Option<u64>,
     reasoning: Option<u64>,
+    /// A count above [`MOST_TOKENS`] was reported.
+    implausible: bool,
 }
 
 /// A count that may be of another type: a provider's odd number must not cost the rest of its usage.
@@ -71,16 +78,29 @@ impl Reading {
             reasoning_tokens: Option<u64>,
         }
         let Ok(raw) = serde_json::from_str::<Raw>(usage.get()) else { return Self::default() };
+        let mut implausible = false;
+        let mut believe = |count: Option<u64>| {
+            implausible |= count.is_some_and(|count| count > MOST_TOKENS);
+            count.filter(|count| *count <= MOST_TOKENS)
+        };
+        let cached = raw
+            .prompt_tokens_details
+            .and_then(|details| details.cached_tokens)
+            .or(raw.prompt_cache_hit_tokens);
+        let reasoning = raw.completion_tokens_details.and_then(|details| details.reasoning_tokens);
         Self {
-            prompt: raw.prompt_tokens,
-            completion: raw.completion_tokens,
-            total: raw.total_tokens,
-            cached: raw
-                .prompt_tokens_details
-                .and_then(|details| details.cached_tokens)
-                .or(raw.prompt_cache_hit_tokens),
-            reasoning: raw.completion_tokens_details.and_then(|details| details.reasoning_tokens),
+            prompt: believe(raw.prompt_tokens),
+            completion: believe(raw.completion_tokens),
+            total: believe(raw.total_tokens),
+            cached: believe(cached),
+            reasoning: believe(reasoning),
+            implausible,
         }
+    }
+
+    /// Whether a count was reported that cannot be.
+    pub(crate) fn is_implausible(&self) -> bool {
+        self.implausible
     }
 
     /// Takes in a later reading: the last one that says something wins, field by field. Readings are never added up.
@@ -90,6 +110,7 @@ impl Reading {
         self.total = later.total.or(self.total);
         self.cached = later.cached.or(self.cached);
         self.reasoning = later.reasoning.or(self.reasoning);
+        self.implausible |= later.implausible;
     }
 
     fn output(&self) -> Option<u64> {
@@ -104,8 +125,9 @@ impl Reading {
         Some(completion.saturating_add(beside.unwrap_or(0)))
     }
 
-    /// What was used, where an estimate stands in for what was not reported and for a cut answer.
+    /// What was used, where an estimate stands in for what was not reported or cannot be, and for a cut answer.
     pub(crate) fn usage(&self, complete: bool, estimate: impl FnOnce() -> Estimate) -> Usage {
+        let complete = complete && !self.implausible;
         if let (true, Some(prompt), Some(output)) = (complete, self.prompt, self.output()) {
             return Usage { tokens: self.buckets(prompt, output), estimated: false };
         }
@@ -122,6 +144,11 @@ impl Reading {
         let cached_input = self.cached.unwrap_or(0).min(prompt);
         Tokens { input: prompt - cached_input, cached_input, output }
     }
+}
+
+/// Says, once per answer, that its usage was not believed.
+pub(crate) fn warn_implausible(provider: &ProviderName) {
+    warn!(%provider, most = MOST_TOKENS, "implausible usage not believed");
 }
 
 /// Tokens by rule of thumb.
@@ -224,6 +251,36 @@ mod tests {
         );
         let cut = reading(r#"{"prompt_tokens":10,"completion_tokens":20}"#).usage(false, estimate);
         assert_eq!(cut, Usage { tokens: Tokens { input: 10, cached_input: 0, output: 30 }, estimated: true });
+    }
+
+    #[test]
+    fn counts_that_cannot_be_are_not_believed() {
+        let estimate = || Estimate { input: 7, output: 30 };
+        for (json, expected, implausible) in [
+            (
+                r#"{"prompt_tokens":9007199254740993,"completion_tokens":18446744073709551615}"#,
+                (7, 0, 30),
+                true,
+            ),
+            (r#"{"prompt_tokens":100000001,"completion_tokens":50}"#, (7, 0, 50), true),
+            (r#"{"prompt_tokens":-5,"completion_tokens":99999999999999999999}"#, (7, 0, 30), false),
+            (r#"{"prompt_tokens":1e30}"#, (7, 0, 30), false),
+        ] {
+            let reading = reading(json);
+            let usage = reading.usage(true, estimate);
+            let tokens = (usage.tokens.input, usage.tokens.cached_input, usage.tokens.output);
+            assert_eq!((tokens, usage.estimated), (expected, true), "{json}");
+            assert_eq!(reading.is_implausible(), implausible, "{json}");
+        }
+        let most = reading(r#"{"prompt_tokens":100000000,"completion_tokens":100000000}"#);
+        assert_eq!(exact(most), (MOST_TOKENS, 0, MOST_TOKENS));
+        let cached =
+            r#"{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":1e9}}"#;
+        assert_eq!(exact(reading(cached)), (5, 0, 1));
+        let mut later = reading(r#"{"prompt_tokens":5,"completion_tokens":1}"#);
+        later.update(reading(r#"{"completion_tokens":100000001}"#));
+        let usage = later.usage(true, estimate);
+        assert_eq!((usage.tokens.input, usage.tokens.output, usage.estimated), (5, 30, true));
     }
 
     #[test]

@@ -5,11 +5,11 @@ mod support;
 
 use std::time::Duration;
 
-use obol_llm::{Credential, Llm, LlmError, LlmOptions};
+use obol_llm::{Credential, Llm, LlmError, LlmOptions, Sent};
 use obol_model::{Kind, Tokens};
 use obol_testkit::eventually;
 use obol_testkit::fake_llm::{FakeLlm, Raw, Reply};
-use support::{Upstream, chat, dialer, full, llm, options, plain, request, streaming};
+use support::{Upstream, chat, dialer, fails, full, llm, options, plain, request, streaming};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -148,6 +148,8 @@ async fn an_error_object_inside_a_plain_success_is_judged_by_the_status_it_names
         (r#"{"error":{"message":"no","type":"authentication_error"}}"#, "upstream_auth"),
         (r#"{"error":{"message":"?"}}"#, "upstream_error"),
         (r#"{"error":"?"}"#, "upstream_error"),
+        (r#"{"error":{"message":"?"},"choices":[]}"#, "upstream_error"),
+        (r#"{"error":{"message":"?"},"choices":[{"message":{"content":"half"}}]}"#, "upstream_error"),
     ] {
         first.reply(Reply::json(error));
         assert_eq!(chat(&llm, &plain(), &[&a]).await.unwrap_err().code(), code, "{error}");
@@ -170,6 +172,83 @@ async fn a_refusal_that_is_no_json_becomes_an_error_object() {
         "{body}"
     );
     assert!(!body.contains("nginx"));
+}
+
+#[tokio::test]
+async fn only_words_about_the_callers_own_request_are_passed_on() {
+    let fake = FakeLlm::start().await;
+    let upstream = Upstream::of(&fake, "a");
+    let said = r#"{"error":{"message":"`top_p` is too large"}}"#;
+    let leak = r#"{"error":{"message":"sk-a may not do that"}}"#;
+    for (status, body, shown) in [
+        (400, said, true),
+        (413, said, true),
+        (422, said, true),
+        (404, said, false),
+        (409, said, false),
+        (451, said, false),
+        (400, leak, false),
+    ] {
+        fake.reply(Reply::Raw(Raw::json(body).status(status)));
+        for asked in [plain(), streaming()] {
+            let (got, relayed, usage) = full(chat(&llm(), &asked, &[&upstream]).await.unwrap());
+            assert_eq!((got, relayed == body, usage), (status, shown, None), "{relayed}");
+            assert!(shown || relayed.contains("upstream_refused"), "{relayed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn usage_that_cannot_be_is_estimated() {
+    let fake = FakeLlm::start().await;
+    fake.reply(Reply::json(
+        r#"{"choices":[{"message":{"content":"12345678"}}],"usage":{"prompt_tokens":9007199254740993,"completion_tokens":18446744073709551615}}"#,
+    ));
+    let (_, _, usage) = full(chat(&llm(), &plain(), &[&Upstream::of(&fake, "a")]).await.unwrap());
+    let usage = usage.unwrap();
+    assert!(usage.estimated);
+    assert_eq!(usage.tokens, Tokens { input: 5, cached_input: 0, output: 2 });
+}
+
+#[tokio::test]
+async fn a_failure_tells_whether_a_provider_may_have_worked() {
+    let (first, second, dead) = (FakeLlm::start().await, FakeLlm::start().await, FakeLlm::start().await);
+    dead.refuse().await;
+    let hasty =
+        Llm::new(dialer(), LlmOptions { first_byte_timeout: Duration::from_millis(100), ..options() });
+    let patient = llm();
+    let (a, b, dead) = (Upstream::of(&first, "a"), Upstream::of(&second, "b"), Upstream::of(&dead, "d"));
+    let forbidden = Upstream::at("http://169.254.169.254/v1", "f");
+    let sent = |target_index| Some(Sent { target_index, estimated_input: 5 });
+    for (asked, reply, may_have_worked) in [
+        (streaming(), Reply::Stall, true),
+        (streaming(), Reply::Cut, true),
+        (streaming(), Reply::events([": a\n\n"]), true),
+        (plain(), Reply::json("<h1>hi</h1>"), true),
+        (plain(), Reply::json(r#"{"error":"x","usage":{"prompt_tokens":5}}"#), true),
+        (plain(), Reply::json(r#"{"error":"x"}"#), false),
+        (streaming(), Reply::status(500), false),
+        (streaming(), Reply::status(429), false),
+        (streaming(), Reply::status(401), false),
+        (streaming(), Reply::status(307), false),
+        (streaming(), Reply::events(["data: {\"error\":{\"message\":\"x\"}}\n\n"]), false),
+    ] {
+        first.reply(reply.clone());
+        let llm = if matches!(reply, Reply::Stall) { &hasty } else { &patient };
+        for (targets, index) in
+            [(vec![&a], 0), (vec![&a, &dead], 0), (vec![&dead, &a], 1), (vec![&a, &forbidden], 0)]
+        {
+            let (failure, got) = fails(llm, &asked, &targets).await;
+            assert_eq!(got, sent(index).filter(|_| may_have_worked), "{reply:?}: {failure:?}");
+        }
+    }
+    first.reply(Reply::Cut);
+    second.reply(Reply::status(503));
+    assert_eq!(fails(&patient, &plain(), &[&a, &b]).await.1, sent(0), "one that refuses changes nothing");
+    first.reply(Reply::Stall);
+    second.reply(Reply::Stall);
+    assert_eq!(fails(&hasty, &streaming(), &[&a, &b]).await.1, sent(1), "the last one counts");
+    assert_eq!(fails(&patient, &plain(), &[&dead, &forbidden]).await.1, None);
 }
 
 #[tokio::test]
@@ -218,20 +297,37 @@ async fn a_provider_that_does_not_begin_is_passed_over_in_time() {
 }
 
 #[tokio::test]
-async fn an_abandoned_call_closes_the_providers_connection() {
-    let fake = FakeLlm::start().await;
+async fn an_abandoned_call_closes_the_providers_connection_and_says_where_it_went() {
+    let (dead, fake) = (FakeLlm::start().await, FakeLlm::start().await);
+    dead.refuse().await;
     fake.reply(Reply::Stall);
-    let (llm, upstream, asked) = (llm(), Upstream::of(&fake, "a"), plain());
-    {
-        let targets = [&upstream];
-        let call = chat(&llm, &asked, &targets);
-        tokio::pin!(call);
-        tokio::select! {
-            answer = &mut call => panic!("{answer:?}"),
-            () = fake.wait_for_calls(1) => {}
+    let (llm, upstreams) = (llm(), [Upstream::of(&dead, "d"), Upstream::of(&fake, "a")]);
+    for (calls, asked) in [(1, plain()), (2, streaming())] {
+        let mut sent = None;
+        {
+            let attempts: Vec<_> = upstreams.iter().map(Upstream::attempt).collect();
+            let call = llm.chat(&asked, &attempts, &mut sent);
+            tokio::pin!(call);
+            tokio::select! {
+                answer = &mut call => panic!("{answer:?}"),
+                () = fake.wait_for_calls(calls) => {}
+            }
         }
+        assert_eq!(sent, Some(Sent { target_index: 1, estimated_input: 5 }));
+        eventually(SOON, || async { fake.left_early() == calls }).await;
     }
-    eventually(SOON, || async { fake.left_early() == 1 }).await;
+}
+
+#[tokio::test]
+async fn an_answer_leaves_nothing_to_estimate() {
+    let fake = FakeLlm::start().await;
+    let upstream = Upstream::of(&fake, "a");
+    for reply in [Reply::Echo, Reply::status(400)] {
+        fake.reply(reply);
+        let mut sent = None;
+        llm().chat(&plain(), &[upstream.attempt()], &mut sent).await.unwrap();
+        assert_eq!(sent, None);
+    }
 }
 
 #[tokio::test]

@@ -122,11 +122,59 @@ async fn a_last_event_without_its_empty_line_counts_when_it_is_whole() {
 }
 
 #[tokio::test]
-async fn an_error_frame_in_the_middle_is_relayed_and_nothing_is_added() {
-    let error = "data: {\"error\":{\"message\":\"overloaded\",\"code\":529}}\n\n";
-    let (relayed, end) = relay(Reply::events([ROLE, WORD, error])).await;
-    assert_eq!(relayed, [ROLE, WORD, error].concat());
-    assert!(!end.complete && end.estimated);
+async fn an_error_frame_in_the_middle_ends_the_stream_in_our_words() {
+    let error = |more: &str| {
+        format!("data: {{\"error\":{{\"message\":\"secret http://10.1.2.3 sk-leak\"{more}}}}}\n\n")
+    };
+    let named = "event: error\ndata: {\"message\":\"secret sk-leak\"}\n\n".to_owned();
+    let unended = error("").trim_end().to_owned();
+    for (frame, code) in [
+        (error(""), "upstream_error"),
+        (error(r#","code":529"#), "upstream_error"),
+        (error(r#","code":429"#), "upstream_rate_limited"),
+        (error(r#","type":"authentication_error""#), "upstream_auth"),
+        (error(r#","code":"context_length_exceeded""#), "upstream_refused"),
+        (named, "upstream_error"),
+        (unended, "upstream_error"),
+    ] {
+        let apart = Reply::events([ROLE, WORD, &frame, WORD, DONE].map(str::to_owned));
+        let together = Reply::events([[ROLE, WORD, &frame, WORD, DONE].concat()]);
+        let last = Reply::events([ROLE, WORD, &frame].map(str::to_owned));
+        let tail_only = !frame.ends_with('\n');
+        for reply in if tail_only { vec![last] } else { vec![apart, together, last] } {
+            let (relayed, end) = relay(reply.clone()).await;
+            assert!(relayed.starts_with(&[ROLE, WORD].concat()), "{reply:?}: {relayed}");
+            assert!(error_frame(&relayed, code), "{reply:?}: {relayed}");
+            assert_eq!(relayed.matches("\n\n").count(), 3, "{relayed}");
+            for leak in ["secret", "10.1.2.3", "sk-leak"] {
+                assert!(!relayed.contains(leak), "{relayed}");
+            }
+            assert_eq!((end.complete, end.estimated, end.tokens.output), (false, true, 2));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_frame_ends_the_upstreams_work_and_an_error_after_the_end_is_left_out() {
+    let error = "data: {\"error\":\"sk-leak\"}\n\n";
+    let fake = FakeLlm::start().await;
+    fake.reply(Reply::Raw(Raw::events([WORD, error]).wait_for_release()));
+    let mut open = stream(chat(&llm(), &streaming(), &[&Upstream::of(&fake, "a")]).await.unwrap());
+    assert!(error_frame(&rest(&mut open).await, "upstream_error"));
+    eventually(SOON, || async { fake.left_early() == 1 }).await;
+
+    let (relayed, end) = relay(Reply::events([WORD, STOP, DONE, error])).await;
+    assert_eq!(relayed, [WORD, STOP, DONE].concat());
+    assert!(end.complete);
+}
+
+#[tokio::test]
+async fn usage_that_cannot_be_is_estimated() {
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":18446744073709551615}}\n\n";
+    let (relayed, end) = relay(Reply::events([ROLE, WORD, STOP, usage, DONE])).await;
+    assert_eq!(relayed, [ROLE, WORD, STOP, DONE].concat());
+    let tokens = Tokens { input: 3, cached_input: 0, output: 2 };
+    assert_eq!(end, StreamEnd { tokens, estimated: true, complete: true });
 }
 
 #[tokio::test]
@@ -143,7 +191,7 @@ async fn a_stream_that_falls_silent_ends_with_an_error() {
 #[tokio::test]
 async fn comments_are_life_but_the_whole_call_is_limited() {
     let fake = FakeLlm::start().await;
-    let mut drip = Raw::events([ROLE]);
+    let mut drip = Raw::events([ROLE, WORD]);
     for _ in 0..100 {
         drip = drip.wait(Duration::from_millis(20)).then(": still here\n\n");
     }
@@ -164,14 +212,14 @@ async fn comments_are_life_but_the_whole_call_is_limited() {
 #[tokio::test]
 async fn an_event_without_bound_ends_the_stream() {
     let fake = FakeLlm::start().await;
-    fake.reply(Reply::events([ROLE.to_owned(), format!("data: {}", "x".repeat(20_000))]));
+    fake.reply(Reply::events([WORD.to_owned(), format!("data: {}", "x".repeat(20_000))]));
     let mut stream = stream(chat(&llm(), &streaming(), &[&Upstream::of(&fake, "a")]).await.unwrap());
     let relayed = rest(&mut stream).await;
     assert!(error_frame(&relayed, "upstream_bad_answer"), "{relayed}");
 }
 
 #[tokio::test]
-async fn a_stream_whose_first_event_is_no_content_is_a_failed_attempt() {
+async fn a_stream_that_ends_before_its_first_content_is_a_failed_attempt() {
     let (first, second) = (FakeLlm::start().await, FakeLlm::start().await);
     let llm = llm();
     let (a, b) = (Upstream::of(&first, "a"), Upstream::of(&second, "b"));
@@ -182,6 +230,16 @@ async fn a_stream_whose_first_event_is_no_content_is_a_failed_attempt() {
         (events(&[]), "upstream_bad_answer"),
         (events(&[": a\n\n", ": b\n\n"]), "upstream_bad_answer"),
         (events(&[DONE]), "upstream_bad_answer"),
+        (events(&[ROLE]), "upstream_bad_answer"),
+        (events(&[ROLE, USAGE, DONE]), "upstream_bad_answer"),
+        (
+            events(&[ROLE, ": b\n\n", "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n"]),
+            "upstream_error",
+        ),
+        (Reply::events([[ROLE, "data: {\"error\":\"x\"}\n\n", WORD].concat()]), "upstream_error"),
+        (Reply::Raw(breaking([ROLE, ROLE])), "upstream_unreachable"),
+        (Reply::events([ROLE.to_owned(), format!("data: {}", "x".repeat(20_000))]), "upstream_bad_answer"),
+        (Reply::events(vec![ROLE; 200]), "upstream_bad_answer"),
         (Reply::Raw(Raw::events([WORD]).header("content-type", "application/json")), "upstream_bad_answer"),
         (Reply::Raw(Raw::events([WORD]).header("content-type", "text/html")), "upstream_bad_answer"),
         (Reply::Raw(Raw::events([": a\n\n"]).cut()), "upstream_unreachable"),
@@ -206,13 +264,35 @@ async fn a_stream_whose_first_event_is_no_content_is_a_failed_attempt() {
 }
 
 #[tokio::test]
+async fn a_preamble_is_held_back_in_time_and_relayed_with_the_content() {
+    let (first, second) = (FakeLlm::start().await, FakeLlm::start().await);
+    let preamble = [": a\n\n", "data: {\"choices\":[],\"x\":1.0}\r\n\r\n", "id: 7\n\n", ROLE, ": b\n\n"];
+    first.reply(Reply::Raw(Raw::events(preamble).wait_for_release().then([WORD, STOP, DONE].concat())));
+    let (a, b) = (Upstream::of(&first, "a"), Upstream::of(&second, "b"));
+    let hasty =
+        Llm::new(dialer(), LlmOptions { first_byte_timeout: Duration::from_millis(300), ..options() });
+    assert_eq!(chat(&hasty, &streaming(), &[&a, &b]).await.unwrap().target_index, 1);
+
+    let (llm, asked, targets) = (llm(), streaming(), [&a, &b]);
+    let call = chat(&llm, &asked, &targets);
+    tokio::pin!(call);
+    tokio::select! {
+        answer = &mut call => panic!("{answer:?}"),
+        () = first.wait_for_calls(2) => first.release(),
+    }
+    let answer = call.await.unwrap();
+    assert_eq!(answer.target_index, 0);
+    assert_eq!(rest(&mut stream(answer)).await, [&preamble.concat(), WORD, STOP, DONE].concat());
+}
+
+#[tokio::test]
 async fn events_are_relayed_as_they_come() {
     let fake = FakeLlm::start().await;
     fake.reply(Reply::Raw(
-        Raw::events([ROLE]).wait_for_release().then([WORD, STOP].concat()).wait_for_release().then(DONE),
+        Raw::events([WORD]).wait_for_release().then([WORD, STOP].concat()).wait_for_release().then(DONE),
     ));
     let mut stream = stream(chat(&llm(), &streaming(), &[&Upstream::of(&fake, "a")]).await.unwrap());
-    assert_eq!(stream.next().await.unwrap(), ROLE);
+    assert_eq!(stream.next().await.unwrap(), WORD);
     fake.release();
     assert_eq!(stream.next().await.unwrap(), [WORD, STOP].concat(), "what came together leaves together");
     // An abandoned wait loses nothing.

@@ -11,10 +11,17 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::{ECHO, SOON, at, call, finish, options, pool, pool_with, tool};
-use obol_mcp::pool::{Call, CallError, Event, EventKind, ListKind, PoolOptions, UpstreamEvent};
+use futures::future::BoxFuture;
+use obol_mcp::pool::{
+    Call, CallError, Connect, Endpoint, Event, EventKind, Inbound, ListKind, Outgoing, Pool, PoolOptions,
+    Reply, Transport, TransportError, UpstreamEvent,
+};
 use obol_testkit::eventually;
 use obol_testkit::fake_mcp::{FakeMcp, Stall};
 use tokio::sync::broadcast::Receiver;
@@ -95,6 +102,114 @@ async fn the_end_waits_for_calls_in_flight_and_takes_no_new_ones() {
     assert!(end.is_ok());
     run.await.unwrap();
     assert_eq!(server.counts().sessions_deleted, 1);
+}
+
+/// Connects to a server that never answers.
+#[derive(Debug, Default)]
+struct Silent {
+    /// Not even a connection comes about.
+    unreachable: bool,
+    asked: Arc<AtomicUsize>,
+    closed: Arc<AtomicUsize>,
+}
+
+#[async_trait::async_trait]
+impl Connect for Silent {
+    async fn connect(&self, _endpoint: &Endpoint) -> Result<Arc<dyn Transport>, TransportError> {
+        if self.unreachable {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            std::future::pending::<()>().await;
+        }
+        let (asked, closed) = (Arc::clone(&self.asked), Arc::clone(&self.closed));
+        Ok(Arc::new(Self { unreachable: false, asked, closed }))
+    }
+}
+
+#[async_trait::async_trait]
+impl Transport for Silent {
+    fn name(&self) -> &'static str {
+        "silent"
+    }
+
+    fn request(self: Arc<Self>, _outgoing: Outgoing) -> BoxFuture<'static, Result<Reply, TransportError>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        Box::pin(std::future::pending())
+    }
+
+    async fn send(&self, _message: Bytes) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    async fn unsolicited(self: Arc<Self>) -> Result<Option<Box<dyn Inbound>>, TransportError> {
+        Ok(None)
+    }
+
+    fn is_durable(&self) -> bool {
+        true
+    }
+
+    fn negotiated(&self, _version: &str) {}
+
+    fn is_closed(&self) -> bool {
+        false
+    }
+
+    async fn close(&self, _within: Duration) {
+        self.closed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn what_is_only_being_opened_ends_with_its_session_and_with_the_pool() {
+    for (unreachable, stop) in [(false, false), (true, false), (false, true), (true, true)] {
+        let silent = Silent { unreachable, ..Silent::default() };
+        let (asked, closed) = (Arc::clone(&silent.asked), Arc::clone(&silent.closed));
+        let pool = Pool::new(Arc::new(silent), Arc::new(common::Tokio), options());
+        let at = Arc::new(Endpoint {
+            isolation: Some("mcs_one".to_owned()),
+            ..common::endpoint("http://127.0.0.1:9")
+        });
+        let shutdown = CancellationToken::new();
+        let run = common::background(pool.clone().run(shutdown.clone()));
+        let ending = async {
+            eventually(SOON, || std::future::ready(asked.load(Ordering::SeqCst) == 1)).await;
+            if stop {
+                shutdown.cancel();
+            } else {
+                pool.close_isolated(&at.workspace, "mcs_one").await;
+                // Whoever closes may rely on it, not only the opening that was given up.
+                assert_eq!(closed.load(Ordering::SeqCst) > 0, !unreachable);
+            }
+        };
+        let start = Instant::now();
+        let (called, ()) = tokio::join!(tool(&pool, &at, ECHO), ending);
+        let expected =
+            if stop { called == Err(CallError::Stopping) } else { called.unwrap_err().is_unsent() };
+        assert!(expected && start.elapsed() < Duration::from_secs(5));
+        shutdown.cancel();
+        run.await.unwrap();
+        assert_eq!(closed.load(Ordering::SeqCst) > 0, !unreachable);
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_ends_while_it_starts_is_no_failure_of_the_server() {
+    let silent = Silent::default();
+    let asked = Arc::clone(&silent.asked);
+    let pool = Pool::new(Arc::new(silent), Arc::new(common::Tokio), options());
+    let at = Arc::new(Endpoint {
+        isolation: Some("mcs_one".to_owned()),
+        ..common::endpoint("http://127.0.0.1:9")
+    });
+    for n in 1..=options().breaker_failures as usize + 2 {
+        let ending = async {
+            eventually(SOON, || std::future::ready(asked.load(Ordering::SeqCst) == n)).await;
+            pool.close_isolated(&at.workspace, "mcs_one").await;
+        };
+        let (called, ()) = tokio::join!(tool(&pool, &at, ECHO), ending);
+        let Err(CallError::Unavailable { reason, .. }) = called else { panic!("{called:?}") };
+        assert_eq!(reason, "the session that it belonged to has ended");
+    }
 }
 
 #[tokio::test]

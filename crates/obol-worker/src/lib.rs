@@ -10,6 +10,7 @@
 mod child;
 mod connect;
 mod frames;
+mod glance;
 mod options;
 mod route;
 mod stderr;

@@ -8,16 +8,21 @@ use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
+use crate::glance::{self, Glance};
+
 /// Messages of one call that wait for its reader. More progress than that is dropped; the answer always has a place.
 const CALL_BACKLOG: usize = 64;
 /// Messages of no call that wait for their reader.
 const UNSOLICITED_BACKLOG: usize = 256;
 
+/// A message of a call, or why its answer cannot be had.
+pub(crate) type Routed = Result<Bytes, TransportError>;
+
 /// Which call each message of a child belongs to.
 #[derive(Debug)]
 pub(crate) struct Routes {
     /// `None` once the child is gone.
-    calls: Mutex<Option<HashMap<u64, mpsc::Sender<Bytes>>>>,
+    calls: Mutex<Option<HashMap<u64, mpsc::Sender<Routed>>>>,
     unsolicited: Mutex<Option<mpsc::Receiver<Bytes>>>,
     max_calls: usize,
 }
@@ -27,7 +32,7 @@ pub(crate) struct Routes {
 pub(crate) struct Registered {
     routes: Arc<Routes>,
     id: u64,
-    pub(crate) messages: mpsc::Receiver<Bytes>,
+    pub(crate) messages: mpsc::Receiver<Routed>,
 }
 
 impl Drop for Registered {
@@ -65,6 +70,40 @@ impl Routes {
         self.calls.lock().take();
     }
 
+    /// Ends the call whose answer this line, which is too long, begins; else says whether it may be an answer, so that
+    /// its end is worth a look.
+    pub(crate) fn too_long(&self, head: &[u8]) -> bool {
+        match glance::begins(head) {
+            Glance::Answer(id) => self.fail(id, TransportError::TooLarge),
+            Glance::Perhaps => return true,
+            Glance::Other => {}
+        }
+        false
+    }
+
+    /// The end of a line that is too long and may be an answer.
+    pub(crate) fn long_end(&self, end: &[u8]) {
+        let only = || {
+            let calls = self.calls.lock();
+            let calls = calls.as_ref()?;
+            // With several in flight, a guess would take the answer away from one that still gets it.
+            (calls.len() == 1).then(|| calls.keys().next().copied()).flatten()
+        };
+        if let Some(id) = glance::ends(end).or_else(only) {
+            self.fail(id, TransportError::TooLarge);
+        } else {
+            tracing::warn!("an answer is too large and does not say whose it is");
+        }
+    }
+
+    /// The call gets no answer.
+    fn fail(&self, id: u64, why: TransportError) {
+        let call = self.calls.lock().as_mut().and_then(|calls| calls.remove(&id));
+        if call.is_none_or(|call| call.try_send(Err(why)).is_err()) {
+            tracing::debug!("worker failed a call that nobody waits for");
+        }
+    }
+
     /// Routes one line. Returns false when it is no message.
     pub(crate) fn route(&self, line: &Bytes, unsolicited: &mpsc::Sender<Bytes>) -> bool {
         match wire::parse(line) {
@@ -77,7 +116,13 @@ impl Routes {
                     }
                 }
             }
-            Err(_) => return false,
+            Err(_) => {
+                // `NaN` and the like: there is no other answer to wait for.
+                if let Glance::Answer(id) = glance::begins(line) {
+                    self.fail(id, TransportError::Protocol("its answer cannot be read"));
+                }
+                return false;
+            }
         }
         true
     }
@@ -88,7 +133,7 @@ impl Routes {
                 let call =
                     id.get().parse::<u64>().ok().and_then(|id| self.calls.lock().as_mut()?.remove(&id));
                 // A call that was given up has no place any more.
-                if call.is_none_or(|call| call.try_send(line.clone()).is_err()) {
+                if call.is_none_or(|call| call.try_send(Ok(line.clone())).is_err()) {
                     tracing::debug!("worker answered a call that nobody waits for");
                 }
             }
@@ -98,7 +143,7 @@ impl Routes {
                 let calls = self.calls.lock();
                 let Some(call) = calls.as_ref().and_then(|c| c.get(&token)) else { return };
                 // The last place is the answer's.
-                if call.capacity() < 2 || call.try_send(line.clone()).is_err() {
+                if call.capacity() < 2 || call.try_send(Ok(line.clone())).is_err() {
                     tracing::debug!("progress dropped, its reader is slow");
                 }
             }
@@ -134,7 +179,7 @@ mod tests {
         while let Ok(message) = call.messages.try_recv() {
             last = Some(message);
         }
-        assert_eq!(last.unwrap(), answer);
+        assert_eq!(last.unwrap(), Ok(answer));
     }
 
     #[test]
@@ -150,12 +195,47 @@ mod tests {
             ),
             &unsolicited,
         );
-        assert_eq!(two.messages.try_recv().unwrap(), progress(2, 0));
+        assert_eq!(two.messages.try_recv().unwrap(), Ok(progress(2, 0)));
         assert!(two.messages.try_recv().is_err());
-        assert_eq!(one.messages.try_recv().unwrap(), r#"{"jsonrpc":"2.0","id":1,"result":{}}"#);
+        assert_eq!(one.messages.try_recv().unwrap().unwrap(), r#"{"jsonrpc":"2.0","id":1,"result":{}}"#);
         let mut others = routes.take_unsolicited().unwrap();
         assert_eq!(others.try_recv().unwrap(), r#"{"jsonrpc":"2.0","id":5,"method":"ping"}"#);
         assert!(!routes.route(&Bytes::from_static(b"{}"), &unsolicited));
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_ends_its_call_and_no_other() {
+        let (routes, _unsolicited) = Routes::new(9);
+        let mut calls: Vec<Registered> = (1..=4).map(|id| routes.register(id).unwrap()).collect();
+        let failed = |calls: &mut Vec<Registered>| -> Vec<u64> {
+            let failed =
+                |call: &mut Registered| call.messages.try_recv() == Ok(Err(TransportError::TooLarge));
+            calls.extract_if(.., failed).map(|call| call.id).collect()
+        };
+        assert!(!routes.too_long(br#"{"jsonrpc":"2.0","id":2,"result":""#));
+        assert_eq!(failed(&mut calls), [2]);
+        assert!(!routes.too_long(br#"{"jsonrpc":"2.0","id":3,"method":"ping","params":""#), "a request");
+        assert!(!routes.too_long(b"xxxxxxxxxxxxxxxx"));
+        assert!(routes.too_long(br#"{"result":""#));
+        routes.long_end(br#"aaa"},"jsonrpc":"2.0","id":4}"#);
+        assert_eq!(failed(&mut calls), [4]);
+        // Whose it is cannot be told, and of two none is guessed.
+        routes.long_end(br#"aaa"}}"#);
+        assert!(failed(&mut calls).is_empty());
+        drop(calls.remove(0));
+        routes.long_end(br#"aaa","id":1}"#);
+        assert!(failed(&mut calls).is_empty(), "of a call that was given up");
+        routes.long_end(br#"aaa"}}"#);
+        assert_eq!(failed(&mut calls), [3]);
+    }
+
+    #[test]
+    fn an_answer_that_is_no_json_ends_its_call() {
+        let (routes, unsolicited) = Routes::new(9);
+        let mut call = routes.register(1).unwrap();
+        let line = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"result":{"score":NaN}}"#);
+        assert!(!routes.route(&line, &unsolicited));
+        assert!(matches!(call.messages.try_recv(), Ok(Err(TransportError::Protocol(_)))));
     }
 
     #[test]

@@ -57,8 +57,8 @@ impl StdioTransport {
         let until = Arc::clone(&signals);
         spawner.spawn("worker_stdin", Box::pin(async move { write(stdin, queued, &until).await }));
 
-        let reader =
-            Reader { name: name.clone(), routes, unsolicited, frames: Frames::new(options.max_message) };
+        let frames = Frames::new(options.max_message);
+        let reader = Reader { name: name.clone(), routes, unsolicited, frames, skips_answer: false };
         let until = Arc::clone(&signals);
         spawner.spawn("worker_stdout", Box::pin(async move { reader.run(stdout, &until).await }));
 
@@ -128,6 +128,8 @@ struct Reader {
     routes: Arc<Routes>,
     unsolicited: mpsc::Sender<Bytes>,
     frames: Frames,
+    /// The line that is being skipped may be an answer.
+    skips_answer: bool,
 }
 
 impl Reader {
@@ -146,13 +148,23 @@ impl Reader {
             while let Some(line) = self.frames.next() {
                 let understood = match &line {
                     Line::Message(line) => self.routes.route(line, &self.unsolicited),
-                    Line::Noise(_) | Line::TooLong => false,
+                    Line::TooLong(head) => {
+                        self.skips_answer = self.routes.too_long(head);
+                        false
+                    }
+                    Line::LongEnd(end) => {
+                        if std::mem::take(&mut self.skips_answer) {
+                            self.routes.long_end(end);
+                        }
+                        true
+                    }
+                    Line::Noise(_) => false,
                 };
                 if !understood {
                     skipped += 1;
                     // At each power of two: a chatty server must not flood the log.
                     if skipped.is_power_of_two() {
-                        let too_long = line == Line::TooLong;
+                        let too_long = matches!(line, Line::TooLong(_));
                         tracing::warn!(
                             worker = self.name,
                             skipped,
@@ -182,7 +194,7 @@ struct Answers(Registered);
 impl Inbound for Answers {
     async fn next(&mut self) -> Result<Option<Bytes>, TransportError> {
         match self.0.messages.recv().await {
-            Some(message) => Ok(Some(message)),
+            Some(message) => message.map(Some),
             None => Err(TransportError::Broken("its process has ended")),
         }
     }

@@ -29,7 +29,15 @@ def call(ident, params):
         os._exit(3)
     elif name == "huge":
         sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":"' % ident + "y" * (1 << 20) + '"}\n')
+        sys.stdout.flush()
+    elif name == "huge_id_last":
+        sys.stdout.write('{"result":{"text":"' + "y" * (1 << 20) + '"},"jsonrpc":"2.0","id":%d}\n' % ident)
+        sys.stdout.flush()
+    elif name == "huge_notification":
+        send({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "y" * (1 << 20)}})
         text(ident, "after the huge line")
+    elif name == "nan":
+        send({"jsonrpc": "2.0", "id": ident, "result": {"score": float("nan")}})
     elif name == "hang":
         send({"jsonrpc": "2.0", "method": "notifications/progress",
               "params": {"progressToken": meta.get("progressToken"), "progress": 1}})

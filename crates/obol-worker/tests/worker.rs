@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -135,8 +136,39 @@ async fn noise_floods_and_huge_lines_do_not_disturb_calls() {
     let (pool, at) = (pool(), endpoint(&[]));
     assert_eq!(call(&pool, &at, "noise").await.unwrap(), "after the noise");
     assert_eq!(call(&pool, &at, "stderr").await.unwrap(), "after the flood");
-    assert_eq!(call(&pool, &at, "huge").await.unwrap(), "after the huge line");
+    assert_eq!(call(&pool, &at, "huge_notification").await.unwrap(), "after the huge line");
     assert_eq!(call(&pool, &at, "echo").await.unwrap(), r#"{"n": 1.0}"#);
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_had_fails_its_call_at_once_and_disturbs_no_other() {
+    let (pool, at) = (pool(), endpoint(&[]));
+    let mut other = pool.call(&at, tool(r#"{"name":"hang"}"#, None)).await.unwrap();
+    assert!(other.next().now_or_never().is_none(), "sent");
+    for name in ["huge", "huge_id_last"] {
+        assert_eq!(call(&pool, &at, name).await, Err(CallError::TooLarge), "{name}");
+    }
+    assert!(matches!(call(&pool, &at, "nan").await, Err(CallError::Protocol { .. })));
+    assert_eq!(call(&pool, &at, "echo").await.unwrap(), r#"{"n": 1.0}"#);
+    assert!(other.next().now_or_never().is_none(), "still waits");
+}
+
+#[tokio::test]
+async fn a_child_that_is_still_starting_ends_with_its_session() {
+    let folder = std::env::temp_dir().join(format!("obol-starting-{}", std::process::id()));
+    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 1000", folder.display());
+    let (pool, at) = (pool(), endpoint_with(&["sh", "-c", &script], &[]));
+    let ending = async {
+        eventually(SOON, || std::future::ready(folder.exists())).await;
+        let pid = std::fs::read_to_string(&folder).unwrap();
+        pool.close_isolated(&at.workspace, "mcs_one").await;
+        assert!(!is_alive(pid.trim()), "reaped before the close returned");
+    };
+    let start = Instant::now();
+    let (called, ()) = tokio::join!(call(&pool, &at, "echo"), ending);
+    assert!(matches!(called, Err(CallError::Unavailable { .. })), "{called:?}");
+    assert!(start.elapsed() < Duration::from_secs(10), "long before the handshake would time out");
+    std::fs::remove_file(folder).unwrap();
 }
 
 #[tokio::test]

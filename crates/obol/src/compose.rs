@@ -8,12 +8,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use nix::sys::resource::{Resource, getrlimit};
 use obol_auth::{KeyStore, Keys, KeysOptions, ServiceTokens};
 use obol_dial::{DialOptions, Dialer};
 use obol_drain::{Class, Drain, DrainOptions, Tasks};
 use obol_edge::{
     CompileWorkspace, EdgeOptions, Gateway, GatewayParts, Listeners, OriginPolicy, RedisProbe,
-    ReloadVerifier, serve,
+    ReloadVerifier, ServeOptions, serve,
 };
 use obol_llm::{Llm, LlmOptions};
 use obol_mcp::catalogue::{Catalogue, CatalogueOptions};
@@ -39,6 +40,9 @@ const GATEWAY_AUDIENCE: &str = "obol-gateway";
 const CONTROL_ISSUER: &str = "obol-control";
 /// The flusher gives up this long before the deadline, so that what is lost can still be said.
 const ABANDON_BEFORE: Duration = Duration::from_millis(250);
+
+/// Connections of operators and probes.
+const ADMIN_CONNECTIONS: usize = 64;
 
 /// Where the state of a replica lives.
 pub(crate) struct Stores {
@@ -225,24 +229,39 @@ fn listen(gateway: &Gateway, listeners: Listeners, drain: &Drain) -> Result<Sock
     let public = listeners.public.local_addr()?;
     let router = if listeners.admin.is_some() { gateway.public() } else { gateway.one_port() };
     let stop = drain.stopping().clone();
+    let max_connections = max_connections();
     tasks.spawn(
         Class::Background,
         "public listener",
-        serve(listeners.public, router, tasks.clone(), Class::Request, stop),
+        serve(
+            listeners.public,
+            router,
+            tasks.clone(),
+            ServeOptions { class: Class::Request, max_connections },
+            stop,
+        ),
     );
     out::line(format_args!("listening public http://{public}"))?;
     if let Some(listener) = listeners.admin {
         let admin = listener.local_addr()?;
         // Probes answer until the process ends, so nothing stops this listener.
         let never = CancellationToken::new();
+        let options = ServeOptions { class: Class::Background, max_connections: ADMIN_CONNECTIONS };
         tasks.spawn(
             Class::Background,
             "admin listener",
-            serve(listener, gateway.admin(), tasks.clone(), Class::Background, never),
+            serve(listener, gateway.admin(), tasks.clone(), options, never),
         );
         out::line(format_args!("listening admin http://{admin}"))?;
     }
     Ok(public)
+}
+
+/// Clients get at most half of the descriptors that the process may have: their calls need others toward upstreams, and
+/// probes must always find one.
+fn max_connections() -> usize {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    usize::try_from(soft / 2).unwrap_or(usize::MAX).saturating_sub(ADMIN_CONNECTIONS).max(8)
 }
 
 fn recorder() -> Result<PrometheusHandle, Failure> {

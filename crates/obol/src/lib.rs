@@ -31,6 +31,9 @@ const LEFTOVERS: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the environment is bad or the command fails. Nothing of it has been shown to anybody yet.
 pub fn execute(cli: Cli, env: Environment) -> Result<u8, Failure> {
+    if matches!(cli.command, Command::Run(_) | Command::Dev(_) | Command::Control(_)) {
+        shut_out()?;
+    }
     match cli.command {
         Command::Run(args) => {
             let Some(config) = load(&env, Loaded::run(&env), args.print_config, |c| &c.gateway.logging)?
@@ -76,6 +79,15 @@ pub fn execute(cli: Cli, env: Environment) -> Result<u8, Failure> {
             Ok(0)
         }
     }
+}
+
+/// Forbids other processes of the same user, such as the children that the gateway starts for stdio servers, to look
+/// into this one: its environment and its memory hold the credentials of all workspaces. Nothing forbids that to root.
+fn shut_out() -> Result<(), Failure> {
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_dumpable(false)
+        .map_err(|e| Failure::runtime(format!("the process cannot be closed to others: {e}")))?;
+    Ok(())
 }
 
 /// Starts the log and gives the configuration, or shows it when that is all that was asked for (`None`).

@@ -124,6 +124,43 @@ async fn edits_take_effect_and_a_bad_one_leaves_everything_as_it_was() {
     eventually(EFFECT, async || dev.models().await == ["slow"]).await;
 }
 
+/// What a stdio server could do: it runs as the same user.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn others_of_the_same_user_cannot_read_its_environment() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = dir.path().join("dev.yaml");
+    fs::write(&file, "workspace: dev\n").unwrap();
+    // Root may read everything, so it has to become somebody else.
+    let root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    let obol = env!("CARGO_BIN_EXE_obol");
+    let command = if root {
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", obol];
+        Proc::command(Path::new("setpriv")).args(nobody)
+    } else {
+        Proc::command(Path::new(obol))
+    };
+    let process = command
+        .args(["dev", "--config"])
+        .arg(&file)
+        .env("OBOL_LISTEN", "127.0.0.1:0")
+        .env("OBOL_ADMIN_LISTEN", "127.0.0.1:0")
+        .spawn();
+    process.wait_for_line(DEADLINE, |line| line.contains("Ctrl-C ends it")).await;
+    let proc = Path::new("/proc").join(process.id().to_string());
+    let status = fs::read_to_string(proc.join("status")).unwrap();
+    assert!(!status.contains("\nUid:\t0\t"), "{status}");
+    // The kernel gives what nobody may look into to root.
+    for closed in ["environ", "mem", "fd"] {
+        assert_eq!(fs::metadata(proc.join(closed)).unwrap().uid(), 0, "{closed}");
+    }
+    process.interrupt();
+    assert!(process.wait(DEADLINE).await.success());
+}
+
 #[tokio::test]
 async fn an_invalid_file_is_refused_at_start_with_its_line() {
     let dir = tempfile::tempdir().unwrap();

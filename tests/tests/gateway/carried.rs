@@ -128,3 +128,15 @@ async fn a_call_whose_outcome_is_unknown_is_never_repeated() {
         assert_eq!(world.mcp.calls("destroy"), number);
     }
 }
+
+#[tokio::test]
+async fn an_item_that_sdks_reject_is_left_out_and_the_list_stays() {
+    let world = World::start(1).await;
+    world.mcp.set_tools(&[
+        r#"{"name":"good","inputSchema":{"type":"object"},"unknown":{"x":1.0}}"#,
+        r#"{"name":"titled","title":5,"inputSchema":{"type":"object"}}"#,
+        r#"{"name":"hinted","annotations":{"readOnlyHint":"yes"},"inputSchema":{"type":"object"}}"#,
+        r#"{"name":"bare"}"#,
+    ]);
+    assert_eq!(world.connect().await.tools().await, ["fake__good"]);
+}

@@ -6,6 +6,7 @@ use obol_testkit::fake_mcp::Stall;
 use obol_tests::SOON;
 use obol_tests::client::{Mcp, Reply, http};
 use obol_tests::world::World;
+use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
 
 #[tokio::test]
@@ -57,4 +58,19 @@ async fn a_call_that_never_ends_is_cut_at_the_deadline() {
     assert!(after < Duration::from_secs(5), "the drain took {after:?}");
     let events = world.usage().await;
     assert_eq!((events.len(), &events[0]["outcome"]), (1, &"partial".into()));
+}
+
+#[tokio::test]
+async fn connections_that_bring_no_request_do_not_hold_up_a_drain() {
+    let world = World::start(1).await;
+    let replica = world.cluster.replica(0);
+    let address = replica.public;
+    let mut silent = Vec::new();
+    for said in [&b""[..], b"P", b"POST /mcp HTTP/1.1\r\nHost: ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        silent.push(stream);
+    }
+    world.cluster.terminate(0);
+    assert_eq!(replica.process.wait(SOON).await.code(), Some(0), "nothing had to be cut");
 }

@@ -140,3 +140,28 @@ async fn a_denied_tool_is_not_listed_and_answers_as_an_unknown_one() {
     operator.call("fake__destroy", "{}").await.result();
     assert_eq!(world.mcp.calls("destroy"), 1);
 }
+
+#[tokio::test]
+async fn a_denied_resource_is_denied_in_every_spelling() {
+    let forbid = format!(
+        "{ALLOW_ALL}forbid (principal, action, resource is Resource)\nwhen {{ resource.uri like \"demo://item/secret*\" }};\n"
+    );
+    let world = World::with(1, "", |builder| builder.policy("acme.cedar", &forbid)).await;
+    let client = world.connect().await;
+    client.ok("resources/read", r#"{"uri":"fake+demo://item/open"}"#).await;
+    let before = world.mcp.counts();
+    for uri in [
+        "demo://item/secret",
+        "demo://item/%73ecret",
+        "demo://item/x/../secret",
+        "demo://item/x%2f..%2fsecret",
+    ] {
+        for method in ["resources/read", "resources/subscribe"] {
+            let reply = client.rpc(method, &format!(r#"{{"uri":"fake+{uri}"}}"#)).await;
+            assert_eq!(reply.error()["code"], -32002, "{method} {uri}");
+        }
+    }
+    let after = world.mcp.counts();
+    assert_eq!(before.requests_of("resources/read"), after.requests_of("resources/read"));
+    assert_eq!(after.requests_of("resources/subscribe"), 0);
+}

@@ -322,8 +322,9 @@ impl Mcp {
                 }
                 Some(Ok(Event::Result(bytes))) => return Some(self.result(forward, &bytes).await),
                 Some(Ok(Event::Error(bytes))) => {
-                    let Ok(text) = std::str::from_utf8(&bytes) else {
-                        return Some(Err(CallError::Protocol { reason: "its error is no text" }));
+                    let text = std::str::from_utf8(&bytes).ok().filter(|text| text.starts_with('{'));
+                    let Some(text) = text else {
+                        return Some(Err(CallError::Protocol { reason: "its error is no object" }));
                     };
                     return Some(Ok((Outcome::Error, wire::raw_error_response(&forward.id, text))));
                 }

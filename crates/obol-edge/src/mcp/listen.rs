@@ -191,11 +191,9 @@ impl Mcp {
         let ids: Vec<SessionId> = held.iter().map(|(_, id)| *id).collect();
         match self.sessions.live(&ids).await {
             Ok(live) => {
-                let dead = held.into_iter().zip(live).filter(|(_, live)| !live);
-                join_all(
-                    dead.map(|((workspace, id), _)| async move { self.end_session(&workspace, id).await }),
-                )
-                .await;
+                for ((workspace, id), _) in held.into_iter().zip(live).filter(|(_, live)| !live) {
+                    self.end_session(&workspace, id);
+                }
             }
             // Could not ask: nothing is ended on a guess.
             Err(e) => tracing::warn!(error = %e, "workers are not swept"),

@@ -10,11 +10,12 @@ mod negotiate;
 mod refuse;
 mod resolve;
 mod session;
+mod spelling;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::future::join_all;
@@ -83,11 +84,10 @@ pub(crate) async fn endpoint(State(mcp): State<Arc<Mcp>>, request: Request) -> R
 }
 
 /// `/mcp/{connection}`: one connection alone.
-pub(crate) async fn view_endpoint(
-    State(mcp): State<Arc<Mcp>>,
-    Path(connection): Path<String>,
-    request: Request,
-) -> Response {
+pub(crate) async fn view_endpoint(State(mcp): State<Arc<Mcp>>, request: Request) -> Response {
+    // As it stands in the path: names of connections need no encoding.
+    let path = request.uri().path();
+    let connection = path.strip_prefix("/mcp/").unwrap_or_default().trim_end_matches('/').to_owned();
     serve(mcp, Some(connection), request).await
 }
 
@@ -300,6 +300,10 @@ impl Mcp {
         view: Option<ConnectionName>,
         headers: &HeaderMap,
     ) -> Result<Ctx, Refusal> {
+        if headers.get_all(&SESSION_ID).iter().nth(1).is_some() {
+            let message = "two `Mcp-Session-Id` headers: send one";
+            return Err(Refusal::new(Kind::InvalidRequest, "repeated_header", message));
+        }
         let id = headers.get(&SESSION_ID).ok_or_else(|| {
             let message =
                 "this request needs a session: send `initialize` first and its `Mcp-Session-Id` from then on";
@@ -354,7 +358,7 @@ impl Mcp {
         match self.sessions.delete(text, &caller).await {
             Ok(()) => {
                 if let Ok(id) = text.parse() {
-                    self.end_session(&admitted.key.workspace_id, id).await;
+                    self.end_session(&admitted.key.workspace_id, id);
                 }
                 StatusCode::NO_CONTENT.into_response()
             }

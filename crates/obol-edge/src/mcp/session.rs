@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use obol_authz::{Action, Context, Era, Request, Resource};
+use obol_drain::Class;
 use obol_mcp::catalogue::{Item, Source};
 use obol_mcp::pool::ListKind;
 use obol_mcp::wire::{Object, ProtocolVersion};
 use obol_model::{ConnectionName, SessionId, WorkspaceId};
 use obol_session::{SessionError, SessionRecord};
 use serde_json::value::RawValue;
-use url::Url;
 
 use super::Mcp;
+use super::spelling::spellings;
 use crate::compiled::{CompiledConnection, isolation_of};
 use crate::failure::Refusal;
 use crate::front::Admitted;
@@ -83,13 +84,11 @@ impl Ctx {
         }
     }
 
-    /// Whether the caller may read `uri` of `connection`. A URI with another spelling of the same thing (dot segments,
-    /// case of the host) must pass in both spellings: the upstream gets the first one, a policy may name the second.
+    /// Whether the caller may read `uri` of `connection`, in every spelling of it.
     pub(super) fn may_read(&self, connection: &ConnectionName, uri: &str) -> bool {
-        let allowed =
-            |uri: &str| self.may(Action::ReadResource, Resource::Resource { connection, uri }, None);
-        let normalized = Url::parse(uri).map(String::from).ok().filter(|n| n != uri);
-        allowed(uri) && normalized.is_none_or(|n| allowed(&n))
+        spellings(uri).is_some_and(|all| {
+            all.iter().all(|uri| self.may(Action::ReadResource, Resource::Resource { connection, uri }, None))
+        })
     }
 }
 
@@ -138,10 +137,14 @@ pub(super) fn refusal(error: &SessionError) -> Refusal {
 }
 
 impl Mcp {
-    /// What this replica holds of a session that has ended.
-    pub(super) async fn end_session(&self, workspace: &WorkspaceId, id: SessionId) {
+    /// Ends what this replica holds of a session that is gone. Nobody waits for its workers: one that ignores the request
+    /// to stop is killed in its own time.
+    pub(super) fn end_session(&self, workspace: &WorkspaceId, id: SessionId) {
         self.inflight.cancel_all(id);
         self.streams.end(id);
-        self.pool.close_isolated(workspace, &isolation_of(&id)).await;
+        let (pool, workspace) = (self.pool.clone(), workspace.clone());
+        self.tasks().spawn(Class::Background, "end_session", async move {
+            pool.close_isolated(&workspace, &isolation_of(&id)).await;
+        });
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use obol_dial::{DialOptions, Dialer};
 use obol_llm::{
-    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Credential, Llm, LlmError, LlmOptions, Usage,
+    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Credential, Llm, LlmError, LlmOptions, Sent, Usage,
 };
 use obol_model::ProviderName;
 use obol_model::snapshot::{Target, TokenPrice};
@@ -90,7 +90,19 @@ pub(crate) async fn chat(
     upstreams: &[&Upstream],
 ) -> Result<Answer, LlmError> {
     let attempts: Vec<_> = upstreams.iter().map(|upstream| upstream.attempt()).collect();
-    llm.chat(request, &attempts).await
+    llm.chat(request, &attempts, &mut None).await
+}
+
+/// The error of a call that fails, and which attempt may have cost something.
+pub(crate) async fn fails(
+    llm: &Llm,
+    request: &ChatRequest,
+    upstreams: &[&Upstream],
+) -> (LlmError, Option<Sent>) {
+    let attempts: Vec<_> = upstreams.iter().map(|upstream| upstream.attempt()).collect();
+    let mut sent = None;
+    let failure = llm.chat(request, &attempts, &mut sent).await.unwrap_err();
+    (failure, sent)
 }
 
 pub(crate) fn full(answer: Answer) -> (u16, String, Option<Usage>) {

@@ -3,12 +3,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use obol_model::WorkspaceId;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Pool;
-use super::session::Session;
+use super::session::{self, Session};
 use super::slot::{Slot, State};
+use super::{Pool, Transport};
 
 /// How often sessions are looked after. Far below the share of `max_age` that is left when a renewal starts.
 const TICK: Duration = Duration::from_millis(500);
@@ -35,6 +36,23 @@ impl Pool {
             self.look_after();
         }
         self.stop().await;
+    }
+
+    /// Ends the upstream sessions of a client session or principal that is gone; its calls in flight end with them, and
+    /// so does what is only being opened.
+    pub async fn close_isolated(&self, workspace: &WorkspaceId, isolation: &str) {
+        let slots: Vec<_> = {
+            let mut slots = self.slots.write();
+            slots
+                .extract_if(|k, _| k.workspace == *workspace && k.isolation.as_deref() == Some(isolation))
+                .collect()
+        };
+        let closing = slots.iter().map(|(_, slot)| async {
+            let (sessions, half_open) = slot.doom();
+            let half_open = self.close_all_half_open(half_open.into_iter().collect());
+            futures::join!(self.close_all(sessions), half_open);
+        });
+        futures::future::join_all(closing).await;
     }
 
     fn look_after(self: &Arc<Self>) {
@@ -105,7 +123,14 @@ impl Pool {
         let deadline = Instant::now() + self.options.close_timeout;
         // Calls in flight come first; every lease that is let go wakes this up.
         let slots: Vec<Arc<Slot>> = self.slots.write().drain().map(|(_, slot)| slot).collect();
-        let mut open: Vec<Arc<Session>> = slots.iter().flat_map(|slot| slot.doom()).collect();
+        let (open, half_open): (Vec<_>, Vec<_>) = slots.iter().map(|slot| slot.doom()).unzip();
+        futures::join!(
+            self.close_all_half_open(half_open.into_iter().flatten().collect()),
+            self.close_after_calls(open.into_iter().flatten().collect(), deadline)
+        );
+    }
+
+    async fn close_after_calls(&self, mut open: Vec<Arc<Session>>, deadline: Instant) {
         let mut idle: Vec<Arc<Session>> = open.extract_if(.., |s| s.is_idle()).collect();
         while !open.is_empty() {
             self.close_all(std::mem::take(&mut idle)).await;
@@ -116,6 +141,14 @@ impl Pool {
             }
         }
         self.close_all(idle).await;
+    }
+
+    async fn close_all_half_open(&self, transports: Vec<Arc<dyn Transport>>) {
+        futures::stream::iter(transports)
+            .for_each_concurrent(CLOSE_AT_ONCE, |transport| async move {
+                session::close(&transport, &self.options).await;
+            })
+            .await;
     }
 
     async fn close_all(&self, sessions: Vec<Arc<Session>>) {

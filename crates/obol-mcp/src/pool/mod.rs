@@ -118,18 +118,6 @@ impl Pool {
         self.known(endpoint).and_then(|k| k.instructions.clone())
     }
 
-    /// Ends the upstream sessions of a client session or principal that is gone; its calls in flight end with them.
-    pub async fn close_isolated(&self, workspace: &WorkspaceId, isolation: &str) {
-        let slots: Vec<_> = {
-            let mut slots = self.slots.write();
-            slots
-                .extract_if(|k, _| k.workspace == *workspace && k.isolation.as_deref() == Some(isolation))
-                .collect()
-        };
-        let sessions = slots.iter().flat_map(|(_, slot)| slot.doom());
-        futures::future::join_all(sessions.map(|s| async move { s.close(&self.options).await })).await;
-    }
-
     /// For whom this replica holds upstream sessions that are not shared. Whoever is gone is to be handed to
     /// [`Pool::close_isolated`].
     pub fn isolations(&self) -> Vec<(WorkspaceId, String)> {
@@ -234,11 +222,8 @@ impl Pool {
         if self.is_stopping() {
             return Err(CallError::Stopping);
         }
-        if state.doomed {
-            return Err(CallError::Unavailable {
-                reason: "the session that it belonged to has ended",
-                retry_after: None,
-            });
+        if slot.doomed.is_cancelled() {
+            return Err(self.given_up());
         }
         // A closed channel without a value is an opening whose task was aborted.
         if let Some(opening) = &state.opening
@@ -272,6 +257,11 @@ impl Pool {
     async fn open(self: &Arc<Self>, slot: &Arc<Slot>) -> Result<(), CallError> {
         let endpoint = &slot.endpoint;
         let opened = self.open_session(slot).await;
+        if let (Err(e), true) = (&opened, slot.doomed.is_cancelled()) {
+            // Says nothing of the server.
+            slot.state.lock().opening = None;
+            return Err(e.clone());
+        }
         let now = Instant::now();
         let breaker_opened = self.judge(slot, opened.is_ok());
         if let Err(e) = &opened {
@@ -290,7 +280,7 @@ impl Pool {
         self.remember(endpoint, &session.known);
         let Ok(previous) = self.install(slot, &session) else {
             session.close(&self.options).await;
-            return Err(CallError::Stopping);
+            return Err(self.given_up());
         };
         if session.transport.is_durable() || slot.is_listened_to() {
             self.start_pump(slot, &session, previous);
@@ -316,7 +306,7 @@ impl Pool {
     fn install(&self, slot: &Slot, session: &Arc<Session>) -> Result<Option<Lease>, ()> {
         let mut state = slot.state.lock();
         state.opening = None;
-        if state.doomed || self.is_stopping() {
+        if slot.doomed.is_cancelled() || self.is_stopping() {
             return Err(());
         }
         let previous = state.current.clone().map(|s| Lease::new(s, Arc::clone(&self.wake)));
@@ -327,20 +317,38 @@ impl Pool {
 
     async fn open_session(&self, slot: &Slot) -> Result<Session, CallError> {
         let slow = CallError::Unavailable { reason: "it could not be connected in time", retry_after: None };
-        let connect = self.connect.connect(&slot.endpoint);
-        let transport = tokio::time::timeout(self.options.connect_timeout, connect)
+        let connect =
+            tokio::time::timeout(self.options.connect_timeout, self.connect.connect(&slot.endpoint));
+        let transport = slot
+            .doomed
+            .run_until_cancelled(connect)
             .await
+            .ok_or_else(|| self.given_up())?
             .map_err(|_| slow)?
             .map_err(|e| e.into_call_error(false))?;
-        let next_id = || self.next_id();
-        let opened =
-            session::open(&transport, &slot.endpoint, &self.options, &next_id, slot.heritage()).await;
+        let opened = if slot.hold_half_open(&transport) {
+            let next_id = || self.next_id();
+            let open = session::open(&transport, &slot.endpoint, &self.options, &next_id, slot.heritage());
+            let opened = slot.doomed.run_until_cancelled(open).await;
+            slot.release_half_open();
+            opened.unwrap_or_else(|| Err(self.given_up()))
+        } else {
+            Err(self.given_up())
+        };
         if opened.is_err() {
             // Those who wait for the session need not wait for its end.
             let within = self.options.close_timeout;
             self.spawn("mcp_upstream_close", Box::pin(async move { transport.close(within).await }));
         }
         opened
+    }
+
+    /// Why nothing is opened in a slot that is doomed.
+    fn given_up(&self) -> CallError {
+        if self.is_stopping() {
+            return CallError::Stopping;
+        }
+        CallError::Unavailable { reason: "the session that it belonged to has ended", retry_after: None }
     }
 
     /// The session is of no use any more; `lost` when the upstream has forgotten it.
@@ -376,15 +384,5 @@ impl Pool {
             Err(_) => return,
         }
         session.level.store(rank, Ordering::Release);
-    }
-}
-
-impl Slot {
-    /// Nothing is opened here any more. Returns what is to be closed.
-    fn doom(&self) -> Vec<Arc<Session>> {
-        let mut state = self.state.lock();
-        state.doomed = true;
-        state.retire_current();
-        std::mem::take(&mut state.retired)
     }
 }

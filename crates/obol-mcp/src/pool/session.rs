@@ -119,12 +119,7 @@ impl Session {
     pub(super) async fn close(&self, options: &PoolOptions) {
         self.stop_pump();
         if !self.lost.load(Ordering::Acquire) || self.transport.is_durable() {
-            // A bound of our own on top: a transport that is stuck must not keep the housekeeping.
-            let within = options.close_timeout;
-            let grace = within + within / 4;
-            if tokio::time::timeout(grace, self.transport.close(within)).await.is_err() {
-                tracing::warn!(transport = self.transport.name(), "upstream session did not close in time");
-            }
+            close(&self.transport, options).await;
         }
     }
 }
@@ -135,6 +130,14 @@ impl Drop for Session {
             token.cancel();
         }
         metrics::gauge!(metric::MCP_UPSTREAM_SESSIONS, "transport" => self.transport.name()).decrement(1.0);
+    }
+}
+
+/// Closes a transport, with a bound of our own on top: one that is stuck must not keep the housekeeping.
+pub(super) async fn close(transport: &Arc<dyn Transport>, options: &PoolOptions) {
+    let within = options.close_timeout;
+    if tokio::time::timeout(within + within / 4, transport.close(within)).await.is_err() {
+        tracing::warn!(transport = transport.name(), "upstream session did not close in time");
     }
 }
 

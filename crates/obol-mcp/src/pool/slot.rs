@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::session::{Heritage, NO_LEVEL, Session};
-use super::{CallError, Endpoint};
+use super::{CallError, Endpoint, Transport};
 
 /// The most subscriptions that are renewed with a session.
 const MAX_SUBSCRIPTIONS: usize = 1000;
@@ -27,6 +28,9 @@ pub(super) struct Slot {
     pub(super) gap: AtomicBool,
     /// Another publication describes this connection differently.
     pub(super) superseded: AtomicBool,
+    /// Its callers are gone for good: nothing is opened here any more, and what is being opened is given up. Only
+    /// cancelled with `state` locked.
+    pub(super) doomed: CancellationToken,
     subscriptions: Mutex<BTreeSet<String>>,
 }
 
@@ -34,13 +38,13 @@ pub(super) struct Slot {
 pub(super) struct State {
     pub(super) current: Option<Arc<Session>>,
     pub(super) opening: Option<Opening>,
+    /// Connected, but its handshake is not finished.
+    half_open: Option<Arc<dyn Transport>>,
     /// Left, but with calls in flight.
     pub(super) retired: Vec<Arc<Session>>,
     pub(super) last_used: Instant,
     /// Not renewed in the background before this.
     pub(super) retry_at: Instant,
-    /// Its callers are gone for good: nothing is opened here any more.
-    pub(super) doomed: bool,
 }
 
 impl State {
@@ -65,17 +69,38 @@ impl Slot {
             state: Mutex::new(State {
                 current: None,
                 opening: None,
+                half_open: None,
                 retired: Vec::new(),
                 last_used: now,
                 retry_at: now,
-                doomed: false,
             }),
             level: AtomicU8::new(NO_LEVEL),
             listeners: AtomicUsize::new(0),
             gap: AtomicBool::new(false),
             superseded: AtomicBool::new(false),
+            doomed: CancellationToken::new(),
             subscriptions: Mutex::new(BTreeSet::new()),
         }
+    }
+
+    /// Nothing is opened here any more. Returns what is to be closed.
+    pub(super) fn doom(&self) -> (Vec<Arc<Session>>, Option<Arc<dyn Transport>>) {
+        let mut state = self.state.lock();
+        self.doomed.cancel();
+        state.retire_current();
+        (std::mem::take(&mut state.retired), state.half_open.take())
+    }
+
+    /// Keeps the transport within reach of [`Slot::doom`] until its handshake is finished; refused when that came first.
+    pub(super) fn hold_half_open(&self, transport: &Arc<dyn Transport>) -> bool {
+        let mut state = self.state.lock();
+        let wanted = !self.doomed.is_cancelled();
+        state.half_open = wanted.then(|| Arc::clone(transport));
+        wanted
+    }
+
+    pub(super) fn release_half_open(&self) {
+        self.state.lock().half_open = None;
     }
 
     pub(super) fn is_listened_to(&self) -> bool {

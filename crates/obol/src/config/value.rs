@@ -2,12 +2,17 @@
 //! (see [`Problem::bad`](super::problem::Problem)): they never repeat it.
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use obol_auth::ServiceTokens;
 use obol_model::Secret;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use url::Url;
+
+/// The largest key file that is read. A key has about 120 bytes.
+const LARGEST_KEY_FILE: u64 = 64 << 10;
 
 /// Where Redis is. `Debug` and `Display` leave user name and password out; [`RedisUrl::expose`] has them.
 #[derive(Clone)]
@@ -201,7 +206,9 @@ pub(super) fn shared_secret(text: &str, min: usize) -> Result<ServiceJwt, String
 }
 
 pub(super) fn ed25519_file(path: &str) -> Result<ServiceJwt, String> {
-    let pem = std::fs::read_to_string(path).map(Secret::new).map_err(|e| format!("cannot be read: {e}"))?;
+    let cannot = |e: io::Error| format!("cannot be read: {e}");
+    let bytes = obol_control::read_bounded(Path::new(path), LARGEST_KEY_FILE).map_err(cannot)?;
+    let pem = String::from_utf8(bytes).map(Secret::new).map_err(|_| "is not text")?;
     ServiceTokens::from_ed25519_pem("", &pem).map_err(|_| "holds no Ed25519 private key in PKCS #8")?;
     Ok(ServiceJwt::Ed25519(pem))
 }
@@ -304,5 +311,8 @@ mod tests {
             assert!(ed25519_file(&bad).unwrap_err().contains("no Ed25519"), "{bad}");
         }
         assert!(ed25519_file("/nonexistent/key.pem").unwrap_err().contains("cannot be read"));
+        assert_eq!(ed25519_file("/dev/zero").unwrap_err(), "cannot be read: it is no regular file");
+        let endless = file("endless.pem", &"A".repeat(70_000));
+        assert_eq!(ed25519_file(&endless).unwrap_err(), "cannot be read: it is larger than 65536 bytes");
     }
 }

@@ -1,0 +1,89 @@
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+
+/// Reads a whole file that somebody else put there: only a regular one, and only up to `largest` bytes. Neither a pipe
+/// that nobody writes to nor a device without end can hold up whoever reads.
+///
+/// # Errors
+/// When it is no regular file, larger, or cannot be read.
+pub fn read_bounded(path: &Path, largest: u64) -> io::Result<Vec<u8>> {
+    read_with_metadata(path, largest).map(|(bytes, _)| bytes)
+}
+
+/// As [`read_bounded`], with what the file was when it was opened.
+pub(crate) fn read_with_metadata(path: &Path, largest: u64) -> io::Result<(Vec<u8>, Metadata)> {
+    // Before the open, which alone can have effects on a device or on whoever waits at the other end of a pipe.
+    only_regular(&fs::metadata(path)?)?;
+    let file = open_at_once(path)?;
+    // And after it: the name may have come to mean something else in between.
+    let metadata = file.metadata()?;
+    only_regular(&metadata)?;
+    let mut bytes = Vec::new();
+    file.take(largest.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > largest {
+        let bound =
+            if largest >= 1 << 20 { format!("{} MiB", largest >> 20) } else { format!("{largest} bytes") };
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {bound}")));
+    }
+    Ok((bytes, metadata))
+}
+
+/// Opening a pipe would otherwise wait for its other end.
+fn open_at_once(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)
+}
+
+fn only_regular(metadata: &Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        Ok(())
+    } else if metadata.is_dir() {
+        Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"))
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_read_and_only_so_much() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let says = |path: &Path| read_bounded(path, 4).unwrap_err().to_string();
+        fs::write(at("four"), "four").unwrap();
+        fs::write(at("five!"), "five!").unwrap();
+        nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        std::os::unix::fs::symlink(at("four"), at("link")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", at("zero")).unwrap();
+
+        assert_eq!(read_bounded(&at("four"), 4).unwrap(), b"four");
+        assert_eq!(read_bounded(&at("link"), 4).unwrap(), b"four");
+        assert_eq!(says(&at("five!")), "it is larger than 4 bytes");
+        for odd in ["fifo", "socket", "zero"] {
+            assert_eq!(says(&at(odd)), "it is no regular file", "{odd}");
+        }
+        assert_eq!(says(folder.path()), "it is a directory");
+        assert_eq!(read_bounded(&at("none"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_pipe_that_takes_the_place_of_a_file_does_not_hold_up_the_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        let opened = open_at_once(&path).unwrap();
+        assert!(only_regular(&opened.metadata().unwrap()).is_err());
+    }
+}
