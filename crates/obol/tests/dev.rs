@@ -136,12 +136,16 @@ async fn others_of_the_same_user_cannot_read_its_environment() {
     fs::write(&file, "workspace: dev\n").unwrap();
     // Root may read everything, so it has to become somebody else.
     let root = fs::metadata("/proc/self").unwrap().uid() == 0;
-    let obol = env!("CARGO_BIN_EXE_obol");
+    let obol = Path::new(env!("CARGO_BIN_EXE_obol"));
     let command = if root {
-        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups", obol];
-        Proc::command(Path::new("setpriv")).args(nobody)
+        // Somebody else may not be able to reach the build's own folder.
+        let copy = dir.path().join("obol");
+        fs::copy(obol, &copy).unwrap();
+        Proc::command(Path::new("setpriv"))
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(copy)
     } else {
-        Proc::command(Path::new(obol))
+        Proc::command(obol)
     };
     let process = command
         .args(["dev", "--config"])
