@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh toolchain Debian packages that it takes to build: a C toolchain, lld
 #   scripts/setup.sh core      Debian packages: redis-server, a C toolchain, lld, venv support
-#   scripts/setup.sh clients   real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree
+#   scripts/setup.sh clients   npm (a Debian package) where there is none; real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree
 #   scripts/setup.sh env       prints `export OBOL_TEST_…` lines that say where they are
 #   scripts/setup.sh relock    rewrites tests/clients/package-lock.json after an edit of package.json
 #
@@ -99,7 +99,9 @@ clients() {
 install_npm() {
   local dir; dir=$(npm_dir)
   if ready "$dir"; then say "clients: npm packages are present"; return; fi
-  have npm || die "npm is missing: install Node.js (18 or newer) with npm; it only installs, the tests run on a Node of their own"
+  # It only installs: the tests run on a Node of their own.
+  have npm || install_missing "clients" "" nodejs npm
+  have npm || die "the packages are installed but npm is not on PATH"
   [[ $(uname -sm) == "Linux x86_64" ]] || die "the pinned Node package is for Linux x86_64, this is $(uname -sm)"
   say "clients: installing npm packages"
   rm -rf "$dir"
