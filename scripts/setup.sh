@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh toolchain Debian packages that it takes to build: a C toolchain, lld
 #   scripts/setup.sh core      Debian packages: redis-server, a C toolchain, lld, venv support
-#   scripts/setup.sh clients   npm (a Debian package) where there is none; real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree
+#   scripts/setup.sh clients   real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree (and npm, a
+#                              Debian package, where there is none)
 #   scripts/setup.sh env       prints `export OBOL_TEST_…` lines that say where they are
 #   scripts/setup.sh relock    rewrites tests/clients/package-lock.json after an edit of package.json
 #
