@@ -25,6 +25,46 @@ pub struct Policies {
     pub(crate) evaluations: AtomicU64,
     pub(crate) counters: [(Action, Counter, Counter); 6],
     warnings: Vec<PolicyFault>,
+    named: Vec<Named>,
+}
+
+/// A thing of the workspace that a policy names by its id. Cedar checks types and attributes, not whether there is such
+/// a thing: a rule on a mistyped one holds for nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// The entity type, such as `Tool`.
+    pub kind: String,
+    /// The id, such as `git/log`.
+    pub id: String,
+    /// Where it stands; the message says what is named.
+    pub place: PolicyFault,
+}
+
+impl Named {
+    /// The connection that the id of a tool, resource or prompt begins with.
+    pub fn connection(&self) -> Option<&str> {
+        match self.kind.as_str() {
+            "Tool" | "Resource" | "Prompt" => self.id.split_once('/').map(|(connection, _)| connection),
+            "Connection" => Some(&self.id),
+            _ => None,
+        }
+    }
+
+    /// The fault of an id that can name nothing in any workspace.
+    fn without_connection(&self) -> Option<PolicyFault> {
+        let part = matches!(self.kind.as_str(), "Tool" | "Resource" | "Prompt");
+        let help = match self.id.split_once("__") {
+            Some((connection, name)) => {
+                format!("policies use the upstream's own name: `{}::\"{connection}/{name}\"`", self.kind)
+            }
+            None => format!("write `{}::\"CONNECTION/NAME\"`, with the upstream's own name", self.kind),
+        };
+        (part && self.connection().is_none()).then(|| PolicyFault {
+            message: format!("`{}::\"{}\"` can name nothing: its id has no connection", self.kind, self.id),
+            help: Some(help),
+            ..self.place.clone()
+        })
+    }
 }
 
 /// What is wrong with a policy file, and where.
@@ -81,6 +121,12 @@ impl Policies {
         if !faults.is_empty() {
             return Err(sorted(faults));
         }
+        let named = policies.named(files);
+        let faults: Vec<_> = named.iter().filter_map(Named::without_connection).collect();
+        if !faults.is_empty() {
+            return Err(sorted(faults));
+        }
+        policies.named = named;
         policies.warnings = sorted(
             result
                 .validation_warnings()
@@ -93,6 +139,35 @@ impl Policies {
     /// What is valid but probably not meant, such as a policy that can never apply.
     pub fn warnings(&self) -> &[PolicyFault] {
         &self.warnings
+    }
+
+    /// What the policies name by id, for whoever knows what the workspace has.
+    pub fn things(&self) -> &[Named] {
+        &self.named
+    }
+
+    fn named(&self, files: &[PolicyFile]) -> Vec<Named> {
+        let mut all = Vec::new();
+        for policy in self.set.policies() {
+            let index: &str = policy.id().as_ref();
+            let Some(file) = index.split('#').next().and_then(|i| files.get(i.parse::<usize>().ok()?)) else {
+                continue;
+            };
+            for literal in policy.entity_literals() {
+                let (kind, id) = (literal.type_name().to_string(), literal.id().unescaped().to_owned());
+                let offset = file.text.find(&literal.to_string()).unwrap_or(0);
+                let place = fault_at(file, offset, format!("`{literal}`"), None);
+                let named = Named { kind, id, place };
+                if !all.contains(&named) {
+                    all.push(named);
+                }
+            }
+        }
+        // Cedar hands policies out in any order.
+        all.sort_by(|a, b| {
+            (&a.place.file, a.place.line, a.place.column).cmp(&(&b.place.file, b.place.line, b.place.column))
+        });
+        all
     }
 
     /// Whether there is no policy at all, so that everything is denied.
@@ -136,6 +211,7 @@ impl Policies {
             evaluations: AtomicU64::new(0),
             counters: Action::ALL.map(|action| (action, counter(action, "allow"), counter(action, "deny"))),
             warnings: Vec::new(),
+            named: Vec::new(),
         }
     }
 }
@@ -315,5 +391,18 @@ mod tests {
                 "{condition}"
             );
         }
+    }
+
+    #[test]
+    fn an_id_that_can_name_nothing_is_a_fault_and_others_are_told() {
+        let rule = |id: &str| format!("forbid (principal, action, resource == Tool::\"{id}\");");
+        let fault = &faults(&rule("git__log"))[0];
+        assert!(
+            fault.contains("`Tool::\"git__log\"` can name nothing") && fault.contains("git/log"),
+            "{fault}"
+        );
+        let policies = Policies::compile(&[file("a.cedar", &rule("git/log"))]).unwrap();
+        let named: Vec<_> = policies.things().iter().filter_map(Named::connection).collect();
+        assert_eq!(named, ["git"]);
     }
 }

@@ -31,7 +31,7 @@ mod compile;
 mod decide;
 mod request;
 
-pub use compile::{Policies, PolicyFault};
+pub use compile::{Named, Policies, PolicyFault};
 pub use decide::Decision;
 pub use request::{Action, Caller, Context, Era, Request, Resource};
 

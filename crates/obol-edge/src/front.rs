@@ -131,6 +131,10 @@ fn unauthenticated(error: &AuthError) -> Refusal {
 fn no_publication(error: &PairError) -> Refusal {
     // Fail closed: whatever is wrong with the publication, nothing is decided without one.
     tracing::warn!(error = %error, "no publication to serve from");
+    if matches!(error, PairError::NotPublished) {
+        let message = "the workspace of this key is not published";
+        return Refusal::new(Kind::Unavailable, "workspace_not_published", message);
+    }
     Refusal::new(
         Kind::Unavailable,
         "publication_unavailable",

@@ -122,7 +122,7 @@ impl Gateway {
 
     /// The routes of `OBOL_ADMIN_LISTEN`.
     pub fn admin(&self) -> Router {
-        self.probes().merge(self.operations()).fallback(crate::ops::not_found)
+        self.probes().merge(self.operations()).fallback(crate::ops::not_for_clients)
     }
 
     /// All routes, for one port that serves everything (DESIGN §3).

@@ -164,8 +164,16 @@ impl Ops {
     }
 }
 
-/// Every path that is no route.
+/// Every path of the public listener that is no route.
 pub(crate) async fn not_found() -> Response {
-    Refusal::new(Kind::NotFound, "no_such_path", "there is nothing here; MCP is at /mcp, the LLM API at /v1")
-        .into_response()
+    let message =
+        "there is nothing here: MCP is at /mcp, the LLM API at /v1; metrics are on OBOL_ADMIN_LISTEN";
+    Refusal::new(Kind::NotFound, "no_such_path", message).into_response()
+}
+
+/// Every path of the operations listener that is no route.
+pub(crate) async fn not_for_clients() -> Response {
+    let message =
+        "this is the operations listener (OBOL_ADMIN_LISTEN); clients use the public one (OBOL_LISTEN)";
+    Refusal::new(Kind::NotFound, "no_such_path", message).into_response()
 }

@@ -28,7 +28,7 @@ pub enum SealError {
     #[error("it was sealed with the key `{0}`, which is not in the key ring")]
     UnknownKey(String),
     /// The value is not of our form, was changed, or belongs to another workspace.
-    #[error("it is damaged or was sealed for another workspace")]
+    #[error("it is damaged, or was sealed for another workspace or with another key of the same id")]
     Damaged,
     /// The operating system gave no random bytes.
     #[error("no random bytes could be had")]

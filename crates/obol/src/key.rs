@@ -11,6 +11,9 @@ use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs, KeyRevokeArgs};
 use crate::failure::Failure;
 use crate::out;
 
+/// Keys are files of control; nothing of them reaches a replica before control has published it.
+const PUBLISHED: &str = "It takes effect within a second while `obol control` runs with this state directory, else when it next does.";
+
 /// Makes, lists or revokes keys.
 ///
 /// # Errors
@@ -22,8 +25,13 @@ pub(crate) fn key(state: &Path, command: KeyCommand) -> Result<u8, Failure> {
         KeyCommand::New(args) => new(&files, args, clock.now())?,
         KeyCommand::List(args) => list(&files, &args, clock.now())?,
         KeyCommand::Revoke(KeyRevokeArgs { id, .. }) => {
+            if id.as_str().starts_with("obol_") {
+                // Pasted by mistake; it must not end up in a log of the terminal once more.
+                return Err(Failure::runtime("this is a key, not the id of one; ids are in `obol key list`"));
+            }
             files.revoke(&id).map_err(Failure::runtime)?;
             out::line(format_args!("revoked {id}"))?;
+            out::hint(PUBLISHED);
         }
     }
     Ok(0)
@@ -46,6 +54,7 @@ fn new(files: &KeyFiles, args: KeyNewArgs, now: Timestamp) -> Result<(), Failure
         "key {id} of workspace {workspace}, expires: {}. It is not shown again.",
         moment(context.expires_at)
     ));
+    out::hint(PUBLISHED);
     Ok(())
 }
 

@@ -139,6 +139,22 @@ fn the_smallest_file_compiles_and_warns_that_it_denies_everything() {
 }
 
 #[test]
+fn a_rule_on_what_the_workspace_does_not_have_is_a_warning_with_its_place() {
+    let policy = "permit (principal, action, resource);\nforbid (principal, action, resource == Tool::\"gti/log\");\n\
+                  forbid (principal, action, resource == Model::\"fsat\");\n";
+    let workspace = "workspace: acme\nconnections:\n  git: { transport: stdio, command: [git-mcp] }\npolicies: [a.cedar]\n";
+    let files = [("acme.yaml", workspace), ("a.cedar", policy)];
+    let warnings: Vec<String> =
+        compile(&files, None).unwrap().warnings.iter().map(ToString::to_string).collect();
+    assert!(
+        warnings[0].contains("a.cedar:2:") && warnings[0].contains("no connection `gti`"),
+        "{warnings:?}"
+    );
+    assert!(warnings[0].contains("`git`"), "{warnings:?}");
+    assert!(warnings[1].contains("a.cedar:3:") && warnings[1].contains("no model `fsat`"), "{warnings:?}");
+}
+
+#[test]
 fn each_fault_has_a_place_and_a_way_out() {
     const PROVIDER: &str = "providers: { p: { kind: openai, base_url: 'https://x.example/v1' } }\n";
     let model = |target: &str| format!("{PROVIDER}models:\n  m: {{ targets: [{target}] }}\n");
@@ -188,7 +204,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         (http("url: 'https://x.example/', auth: { bearer: { secret: 'env:EMPTY' } }"), "acme.yaml:4:89: the secret is empty\n  help: correct the value where it is kept"),
         (http("url: 'https://x.example/', auth: { bearer: { secret: 'env:NEWLINE' } }"), "acme.yaml:4:89: the secret has characters that no HTTP header can carry\n  help: correct the value where it is kept"),
         (http("url: 'https://x.example/', auth: { bearer: { secret: 'file:nope' } }"), "acme.yaml:4:89: the secret file `nope` cannot be read: no such file\n  help: create it where control runs, or correct the path"),
-        (http("url: 'https://x.example/', auth: { bearer: { secret: 'sealed:v1.x' } }"), "acme.yaml:4:89: the sealed secret cannot be used: it is damaged or was sealed for another workspace\n  help: seal it again for this workspace with a key of `OBOL_CREDENTIAL_KEY`"),
+        (http("url: 'https://x.example/', auth: { bearer: { secret: 'sealed:v1.x' } }"), "acme.yaml:4:89: the sealed secret cannot be used: it is damaged, or was sealed for another workspace or with another key of the same id\n  help: seal it again for this workspace with a key of `OBOL_CREDENTIAL_KEY`"),
         (http("url: 'https://x.example/', auth: {}"), "acme.yaml:4:69: `auth` needs either `bearer` or `header`\n  help: write `auth: { bearer: { secret: \"env:NAME\" } }`"),
         (http("url: 'https://x.example/', auth: { header: { name: Host, value: { secret: 'env:TOKEN' } } }"), "acme.yaml:4:87: the gateway sets the header `host` itself"),
         // providers and models

@@ -5,16 +5,17 @@ mod reader;
 mod secrets;
 mod yaml;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use obol_authz::Policies;
+use obol_authz::{Named, Policies};
 use obol_model::snapshot::{
-    Documents, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
+    Connection, Documents, Model, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
 };
-use obol_model::{KeyRing, Revision, WorkspaceId};
+use obol_model::{ConnectionName, KeyRing, ModelName, Revision, WorkspaceId};
 
-use self::reader::{Fields, Reader, short};
+use self::reader::{Fields, Reader, short, suggestion};
 use self::yaml::{Place, place};
 use crate::Fault;
 use crate::sources::{Sources, reason};
@@ -129,7 +130,8 @@ impl Reader<'_> {
         let connections = fields.get("connections").map(|n| self.connections(n)).unwrap_or_default();
         let (providers, names) = fields.get("providers").map(|n| self.providers(n)).unwrap_or_default();
         let models = fields.get("models").map(|n| self.models(n, &names)).unwrap_or_default();
-        let files = self.policies(&fields);
+        let (files, named) = self.policies(&fields);
+        self.things(&named, &connections, &models);
 
         let workspace_id = self.workspace.clone()?;
         let revision = Revision { epoch: 0, number: 0 };
@@ -170,10 +172,10 @@ impl Reader<'_> {
         name.to_owned()
     }
 
-    fn policies(&mut self, fields: &Fields<'_>) -> Vec<PolicyFile> {
+    fn policies(&mut self, fields: &Fields<'_>) -> (Vec<PolicyFile>, Vec<Named>) {
         let Some(node) = fields.get("policies") else {
             self.warn(fields.place, DENIED, ALLOW);
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         };
         let mut files: Vec<PolicyFile> = Vec::new();
         // Faults of policies name the path that was read, snapshots the name that stands in the workspace file.
@@ -194,8 +196,10 @@ impl Reader<'_> {
                 files.push(PolicyFile { name: name.to_owned(), text });
             }
         }
+        let mut named = Vec::new();
         match Policies::compile(&shown) {
             Ok(policies) => {
+                named = policies.things().to_vec();
                 self.warnings.extend(policies.warnings().iter().cloned().map(Fault::from));
                 if policies.is_empty() && files.len() == shown.len() {
                     self.warn(place(node), DENIED, ALLOW);
@@ -203,7 +207,32 @@ impl Reader<'_> {
             }
             Err(faults) => self.faults.extend(faults.into_iter().map(Fault::from)),
         }
-        files
+        (files, named)
+    }
+
+    /// Warns of rules on what the workspace does not have: a policy file may be shared by workspaces, so they are no
+    /// faults, but a mistyped `forbid` forbids nothing.
+    fn things(
+        &mut self,
+        named: &[Named],
+        connections: &BTreeMap<ConnectionName, Connection>,
+        models: &BTreeMap<ModelName, Model>,
+    ) {
+        let connections: Vec<&str> = connections.keys().map(ConnectionName::as_str).collect();
+        let models: Vec<&str> = models.keys().map(ModelName::as_str).collect();
+        for thing in named {
+            let (what, name, known) = match thing.connection() {
+                Some(connection) => ("connection", connection, &connections),
+                None if thing.kind == "Model" => ("model", thing.id.as_str(), &models),
+                None => continue,
+            };
+            if !known.contains(&name) {
+                let mut fault = Fault::from(thing.place.clone());
+                fault.message = format!("this rule holds for nothing: there is no {what} `{}`", short(name));
+                fault.help = (!known.is_empty()).then(|| suggestion(name, known));
+                self.warnings.push(fault);
+            }
+        }
     }
 
     fn policy_text(&mut self, name: &str, at: Place) -> Option<String> {

@@ -92,6 +92,12 @@ impl Reader<'_> {
         let at = place(source);
         let text = self.string(source, "`secret`")?;
         let value = match text.split_once(':') {
+            Some(("env", name)) if name.starts_with("OBOL_") => {
+                // Whoever writes a workspace file must not be able to send our own credentials somewhere.
+                let help = "use a variable of another name; those of the gateway itself are out of reach";
+                self.fault(at, format!("a workspace file may not name `{}`", short(name)), help);
+                Err(())
+            }
             Some(("env", name)) => (self.env)(name).ok_or_else(|| {
                 let help = "set it where control runs, or correct the name";
                 self.fault(at, format!("the environment variable `{}` is not set", short(name)), help);
