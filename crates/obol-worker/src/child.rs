@@ -28,6 +28,8 @@ pub(crate) struct Signals {
     pub(crate) stdin: CancellationToken,
     /// Stdout has ended.
     pub(crate) stdout_ended: CancellationToken,
+    /// Stderr has ended.
+    pub(crate) stderr_ended: CancellationToken,
     /// Ends the readers.
     pub(crate) pipes: CancellationToken,
     /// The child is reaped and its group is gone.
@@ -40,6 +42,7 @@ impl Signals {
             close: watch::Sender::new(None),
             stdin: CancellationToken::new(),
             stdout_ended: CancellationToken::new(),
+            stderr_ended: CancellationToken::new(),
             pipes: CancellationToken::new(),
             gone: CancellationToken::new(),
         })
@@ -108,11 +111,13 @@ pub(crate) async fn own(
     // Descendants in the group outlive the leader. Its number cannot belong to strangers yet: it is taken as long as
     // the group has a member, and otherwise it was free only since a moment.
     drop(group);
-    report(&name, status.ok().and_then(Result::ok), wanted, &tail);
-    // What the child said last is still read; then the calls that wait for more are told.
-    if tokio::time::timeout(PIPE_GRACE, signals.stdout_ended.cancelled()).await.is_err() {
-        tracing::debug!(worker = name, "worker left its stdout open behind it");
+    // What the child said last is still read: the calls that wait are told after it, and its last words are the reason of
+    // a crash.
+    let ended = async { tokio::join!(signals.stdout_ended.cancelled(), signals.stderr_ended.cancelled()) };
+    if tokio::time::timeout(PIPE_GRACE, ended).await.is_err() {
+        tracing::debug!(worker = name, "worker left its pipes open behind it");
     }
+    report(&name, status.ok().and_then(Result::ok), wanted, &tail);
     signals.pipes.cancel();
     drop(counted);
     signals.gone.cancel();

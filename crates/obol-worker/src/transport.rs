@@ -68,6 +68,7 @@ impl StdioTransport {
                 () = stderr::drain(stderr, &of, &secrets, &kept) => {}
                 () = until.pipes.cancelled() => {}
             }
+            until.stderr_ended.cancel();
         };
         spawner.spawn("worker_stderr", Box::pin(drain));
 
