@@ -209,6 +209,10 @@ impl Llm {
                 Ok((status, body)) => {
                     *sent = None;
                     let outcome = if status.is_success() { "ok" } else { "refused" };
+                    if !status.is_success() {
+                        // The caller is told the status; which provider gave it is for the operator.
+                        tracing::info!(provider = %attempt.provider, model = attempt.target.model, %status, "provider refused the request");
+                    }
                     metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => outcome).increment(1);
                     let content_type = if let AnswerBody::Stream(_) = body { EVENT_STREAM } else { JSON };
                     return Ok(Answer { status, content_type, target_index: index, body });

@@ -119,7 +119,20 @@ fn decide(
             arguments,
         },
     };
-    admitted.publication.compiled.policies.decide(&request).allowed
+    let decision = admitted.publication.compiled.policies.decide(&request);
+    if !decision.allowed && arguments.is_some() {
+        // The client is told that there is no such thing; whoever wrote the policies can see why. URIs may hold secrets
+        // and are no part of a call's arguments, so only the names of tools and prompts show here.
+        tracing::debug!(
+            request_id = %admitted.request_id,
+            key = %admitted.key.key_id,
+            action = action.as_str(),
+            ?resource,
+            policies = ?decision.policies,
+            "denied by policy"
+        );
+    }
+    decision.allowed
 }
 
 /// The session's answers as HTTP (DESIGN §6.4). Foreign, unknown and malformed ids have one body.
