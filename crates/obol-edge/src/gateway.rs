@@ -13,7 +13,7 @@ use obol_llm::Llm;
 use obol_mcp::catalogue::Catalogue;
 use obol_mcp::pool::Pool;
 use obol_meter::Meter;
-use obol_model::{Clock, Invalidation, metric};
+use obol_model::{Clock, metric};
 use obol_session::Sessions;
 use obol_snapshot::Publications;
 use tokio::time::Instant;
@@ -144,14 +144,10 @@ impl Gateway {
             .with_state(self.ops.clone())
     }
 
-    /// Everything that has to happen beside requests: changes that reach open streams, and the end of workers whose
-    /// session ended elsewhere. Runs until `shutdown`.
-    pub async fn run(
-        self,
-        invalidations: tokio::sync::broadcast::Receiver<Invalidation>,
-        shutdown: CancellationToken,
-    ) {
-        shutdown.run_until_cancelled(self.mcp.background(invalidations)).await;
+    /// Everything that has to happen beside requests: lists that upstreams changed, and the end of workers whose session
+    /// ended elsewhere. Runs until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        shutdown.run_until_cancelled(self.mcp.background()).await;
     }
 }
 

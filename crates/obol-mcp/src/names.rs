@@ -114,33 +114,6 @@ pub fn rewrite_result<'a>(
     if splice.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(splice.finish()) }
 }
 
-/// Whether `uri` could have been made from the RFC 6570 `template`: literal parts in order, expressions match
-/// anything. Used only to find the connection that a bare URI belongs to; the upstream decides.
-pub fn matches_template(template: &str, uri: &str) -> bool {
-    let mut rest = uri;
-    let mut template = template;
-    let mut anchored = true;
-    loop {
-        let (literal, after) = match template.split_once('{') {
-            Some((literal, tail)) => (literal, tail.split_once('}').map(|(_, t)| t)),
-            None => (template, None),
-        };
-        let at_end = after.is_none();
-        if anchored {
-            let Some(r) = rest.strip_prefix(literal) else { return false };
-            rest = r;
-        } else if at_end {
-            return rest.ends_with(literal);
-        } else {
-            let Some(i) = rest.find(literal) else { return false };
-            rest = rest.get(i + literal.len()..).unwrap_or_default();
-        }
-        let Some(after) = after else { return rest.is_empty() };
-        template = after;
-        anchored = false;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,16 +171,5 @@ mod tests {
             ),
             r#"{"messages":[{"role":"user","content":{"type":"resource","resource":{"uri":"docs+a:1"}}}]}"#
         );
-    }
-
-    #[test]
-    fn templates_match_what_they_can_make() {
-        assert!(matches_template("demo://item/{id}", "demo://item/7"));
-        assert!(matches_template("demo://{a}/x/{b}", "demo://1/x/2"));
-        assert!(matches_template("test://template/{id}/data", "test://template/123/data"));
-        assert!(!matches_template("test://template/{id}/data", "test://template/123/other"));
-        assert!(!matches_template("demo://item/{id}", "other://item/7"));
-        assert!(matches_template("plain://x", "plain://x"));
-        assert!(!matches_template("plain://x", "plain://xy"));
     }
 }

@@ -163,7 +163,7 @@ impl Replica {
 
         let spawn = |name, future: BoxFuture<'static, ()>| tasks.spawn(Class::Background, name, future);
         spawn("keys", Box::pin(keys.run(publications.subscribe(), background.clone())));
-        spawn("edge", Box::pin(gateway.clone().run(publications.subscribe(), background.clone())));
+        spawn("edge", Box::pin(gateway.clone().run(background.clone())));
         spawn("publications", Box::pin(publications.clone().run(stores.feed, background.clone())));
         spawn("metrics", Box::pin(upkeep(metrics, background.clone())));
         match publications.preload(PRELOAD).await {

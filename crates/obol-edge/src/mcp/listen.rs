@@ -153,7 +153,7 @@ impl Mcp {
     }
 
     /// What the endpoint does beside requests.
-    pub(crate) async fn background(&self, mut invalidations: broadcast::Receiver<Invalidation>) {
+    pub(crate) async fn background(&self) {
         let mut events = self.pool.events();
         let mut sweep = tokio::time::interval(SWEEP);
         loop {
@@ -161,13 +161,6 @@ impl Mcp {
                 event = events.recv() => match event {
                     Ok(UpstreamEvent { workspace, connection, kind: EventKind::ListChanged(kind), .. }) => {
                         self.catalogue.changed(&workspace, &connection, kind);
-                    }
-                    Err(broadcast::error::RecvError::Closed) => return,
-                    Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-                },
-                message = invalidations.recv() => match message {
-                    Ok(Invalidation::Key { delete_sessions: true, .. }) => {
-                        tracing::debug!("sessions of a revoked key end with their next request");
                     }
                     Err(broadcast::error::RecvError::Closed) => return,
                     Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
