@@ -6,11 +6,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use obol_testkit::eventually;
-use obol_testkit::process::{Proc, Spec};
+use obol_testkit::process::{Proc, Spec, is_running};
 
 const DEMO: &str = env!("CARGO_BIN_EXE_obol-demo");
 const SOON: Duration = Duration::from_secs(20);
@@ -35,16 +34,13 @@ fn launcher(command: &str, dir: &Path, obol: &Path) -> Spec {
 }
 
 /// The processes whose parent is this one.
-fn children(parent: u32) -> Vec<Pid> {
+fn children(parent: u32) -> Vec<u32> {
     let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
-    list.split_whitespace().map(|pid| Pid::from_raw(pid.parse().unwrap())).collect()
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-async fn all_end(pids: &[Pid]) {
-    // Whether a zombie is reaped, and when, is up to the machine's first process; it has no command line any more.
-    let ended = |pid: &Pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.is_empty());
-    eventually(SOON, || async { pids.iter().all(|pid| kill(*pid, None) == Err(Errno::ESRCH) || ended(pid)) })
-        .await;
+async fn all_end(pids: &[u32]) {
+    eventually(SOON, || async { !pids.iter().any(|pid| is_running(*pid)) }).await;
 }
 
 #[tokio::test]

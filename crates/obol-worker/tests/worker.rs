@@ -22,6 +22,7 @@ use obol_mcp::pool::{
 use obol_mcp::wire::ProtocolVersion;
 use obol_model::Secret;
 use obol_testkit::eventually;
+use obol_testkit::process::is_running;
 use obol_worker::{StdioConnect, WorkerOptions};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -109,11 +110,8 @@ fn is_alive(pid: &str) -> bool {
 
 /// Ended, whoever has to reap it. (Grandchildren are reaped by the first process of the machine.)
 async fn has_ended(pid: &str) {
-    let ended = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.is_empty() || stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
-    };
-    eventually(SOON, || std::future::ready(ended())).await;
+    let pid = pid.parse().unwrap();
+    eventually(SOON, || std::future::ready(!is_running(pid))).await;
 }
 
 #[tokio::test]
