@@ -2,7 +2,7 @@
 # Installs what the system tests need beyond cargo. Safe to run again: what is there already is left alone.
 #
 #   scripts/setup.sh toolchain Debian packages that it takes to build: a C toolchain, lld
-#   scripts/setup.sh core      Debian packages: redis-server, a C toolchain, lld, venv support
+#   scripts/setup.sh core      Debian packages: redis-server, openssl, postgresql, a C toolchain, lld, venv support
 #   scripts/setup.sh clients   real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree (and npm, a
 #                              Debian package, where there is none)
 #   scripts/setup.sh env       prints `export OBOL_TEST_…` lines that say where they are
@@ -34,10 +34,18 @@ toolchain() {
 core() {
   local packages=()
   have redis-server || packages+=(redis-server)
+  have openssl || packages+=(openssl)
+  have_postgres || packages+=(postgresql)
   add_toolchain
   can_venv || packages+=(python3 python3-venv)
-  install_missing "core" "redis-server, gcc, make, ld.lld and python3 with venv are" "${packages[@]}"
+  install_missing "core" "redis-server, openssl, postgres, gcc, make, ld.lld and python3 with venv are" "${packages[@]}"
   have redis-server || die "the packages are installed but redis-server is not on PATH"
+  have_postgres || die "the packages are installed but there is no initdb in /usr/lib/postgresql/*/bin or on PATH"
+}
+
+# Debian keeps the server's programs off PATH.
+have_postgres() {
+  have initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
 }
 
 # Adds to the caller's list of packages.
@@ -59,8 +67,8 @@ install_missing() {
   apt_install "$@"
 }
 
-# The tests start Redis themselves, each on a port or socket of its own, so the package must not leave a service
-# running on 6379. Debian asks policy-rc.d before it starts one; an operator's own policy is not touched.
+# The tests start Redis and Postgres themselves, each on a port of its own, so the packages must not leave services
+# running. Debian asks policy-rc.d before it starts one; an operator's own policy is not touched.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d
   if [[ ! -e $policy ]]; then
@@ -72,11 +80,13 @@ apt_install() {
   export DEBIAN_FRONTEND=noninteractive
   timeout "$limit_s" apt-get update -q >&2 || die "apt-get update failed: check the package sources and the network"
   timeout "$limit_s" apt-get install -q -y --no-install-recommends "$@" >&2 || die "apt-get could not install: $*"
-  if [[ " $* " == *" redis-server "* && -d /run/systemd/system ]]; then
-    # The package enables its unit, and a policy of the operator's may have let it start. It is ours: end it.
-    say "core: disabling the redis-server service that the package brought"
-    systemctl disable --quiet --now redis-server.service >&2 || say "core: could not disable redis-server.service"
-  fi
+  # A package enables its unit, and a policy of the operator's may have let it start. It is ours: end it.
+  [[ -d /run/systemd/system ]] || return 0
+  for service in redis-server postgresql; do
+    [[ " $* " == *" $service "* ]] || continue
+    say "core: disabling the $service service that the package brought"
+    systemctl disable --quiet --now "$service.service" >&2 || say "core: could not disable $service.service"
+  done
 }
 
 # ---- clients ---------------------------------------------------------------------------------------------------

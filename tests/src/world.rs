@@ -110,7 +110,7 @@ pub async fn chat(base_url: &str, key: &str, body: impl Into<reqwest::Body>) -> 
 pub async fn usage(cluster: &Cluster, workspace: &str) -> Vec<Value> {
     type Entry = (String, Vec<(String, String)>);
     let stream = format!("usage:{{{workspace}}}");
-    let entries: Vec<Entry> = cluster.redis().query(&["XRANGE", &stream, "-", "+"]).await;
+    let entries: Vec<Entry> = cluster.any_redis().query(&["XRANGE", &stream, "-", "+"]).await;
     let fields = entries.into_iter().flat_map(|(_, fields)| fields);
     fields.map(|(_, event)| serde_json::from_str(&event).expect("an event of JSON")).collect()
 }

@@ -21,8 +21,16 @@ use serde_json::Value;
 /// Below the capabilities.
 const BASE: [&str; 3] = ["obol-model", "obol-redis", "obol-dial"];
 /// They see what is below them and never each other.
-const CAPABILITIES: [&str; 7] =
-    ["obol-auth", "obol-drain", "obol-llm", "obol-mcp", "obol-meter", "obol-session", "obol-snapshot"];
+const CAPABILITIES: [&str; 8] = [
+    "obol-auth",
+    "obol-drain",
+    "obol-llm",
+    "obol-mcp",
+    "obol-meter",
+    "obol-peer",
+    "obol-session",
+    "obol-snapshot",
+];
 /// Code that no release carries.
 const DEVELOPMENT: [&str; 3] = ["obol-bench", "obol-demo", "obol-tests"];
 
@@ -35,6 +43,8 @@ fn allowed(name: &str) -> Option<Vec<&'static str>> {
         "obol-authz" | "obol-dial" | "obol-redis" => Some(vec!["obol-model"]),
         // Implements the `Transport` of obol-mcp.
         "obol-worker" => Some(vec!["obol-model", "obol-mcp"]),
+        // Its channel is authenticated by service JWTs.
+        "obol-peer" => with(&["obol-auth"]),
         // A policy set that does not compile is never published.
         "obol-control" => with(&["obol-authz"]),
         // No handler reaches a raw Redis client, an HTTP client, the control plane or the environment.
@@ -99,7 +109,9 @@ fn outside_crates_are_used_where_the_map_says() {
             vec![
                 "obol-auth",
                 "obol-control",
+                "obol-mcp",
                 "obol-meter",
+                "obol-peer",
                 "obol-redis",
                 "obol-session",
                 "obol-snapshot",
@@ -109,9 +121,19 @@ fn outside_crates_are_used_where_the_map_says() {
         // `obol dev` looks at what it has just started, to print commands that work.
         (
             "reqwest",
-            vec!["obol", "obol-bench", "obol-dial", "obol-llm", "obol-mcp", "obol-testkit", "obol-tests"],
+            vec![
+                "obol",
+                "obol-bench",
+                "obol-dial",
+                "obol-llm",
+                "obol-mcp",
+                "obol-peer",
+                "obol-testkit",
+                "obol-tests",
+            ],
         ),
         ("rmcp", vec!["obol-demo"]),
+        ("tokio-postgres", vec!["obol-control"]),
     ]);
     let mut wrong = Vec::new();
     for package in packages() {

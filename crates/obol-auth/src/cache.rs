@@ -45,6 +45,12 @@ impl<K: Eq + Hash + Clone, V> Expiring<K, V> {
         }
     }
 
+    /// Those that live, in no order.
+    pub(crate) fn iter(&self, now: Instant) -> impl Iterator<Item = (&K, &V)> {
+        let live = self.entries.iter().filter(move |(_, (_, until))| now < *until);
+        live.map(|(key, (value, _))| (key, value))
+    }
+
     pub(crate) fn remove(&mut self, key: &K) {
         self.entries.remove(key);
     }
@@ -68,6 +74,7 @@ mod tests {
         cache.insert(1, 'a', start);
         assert_eq!(cache.get(&1, start + TTL - Duration::from_millis(1)), Some(&'a'));
         assert_eq!(cache.get(&1, start + TTL), None);
+        assert_eq!((cache.iter(start).count(), cache.iter(start + TTL).count()), (1, 0));
         cache.insert(2, 'b', start + TTL);
         assert_eq!((cache.entries.len(), cache.order.len()), (1, 1), "the expired one is gone");
     }

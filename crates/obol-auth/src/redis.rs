@@ -1,8 +1,8 @@
 use async_trait::async_trait;
-use obol_model::{KeyContext, KeyHash};
+use obol_model::KeyHash;
 use obol_redis::Redis;
-use serde::Deserialize;
 
+use crate::store::decode;
 use crate::{KeyLookup, KeyStore, KeyStoreError};
 
 /// Control's promise that every key that exists is in Redis.
@@ -25,27 +25,18 @@ impl KeyStore for RedisKeys {
         // The marker first: control sets it after the last key, so a key that is absent after the marker was seen does
         // not exist, while the other order could look between the two.
         let mut flight = redis::pipe();
-        flight.cmd("EXISTS").arg(LOADED).cmd("GET").arg(format!("key:{}", hash.hex()));
-        let (loaded, record): (bool, Option<Vec<u8>>) =
+        let get = redis::cmd("GET").arg(format!("key:{}", hash.hex())).to_owned();
+        flight.cmd("EXISTS").arg(LOADED).add_command(get.clone());
+        let (loaded, mut record): (bool, Option<Vec<u8>>) =
             self.0.pipeline(&flight).await.map_err(KeyStoreError::unreachable)?;
+        if loaded && record.is_none() {
+            // The nodes of a Cluster answer in no order, so it may have been looked for before control wrote it.
+            record = self.0.query(&get).await.map_err(KeyStoreError::unreachable)?;
+        }
         match record {
-            Some(bytes) => read(hash, &bytes).map(KeyLookup::Found),
+            Some(bytes) => decode(hash, &bytes).map(KeyLookup::Found),
             None if loaded => Ok(KeyLookup::Absent),
             None => Ok(KeyLookup::NotLoaded),
         }
-    }
-}
-
-fn read(hash: &KeyHash, bytes: &[u8]) -> Result<KeyContext, KeyStoreError> {
-    #[derive(Deserialize)]
-    struct Version {
-        schema_version: u32,
-    }
-    // The version first: a record of a later release may say things that this one must not overlook.
-    match serde_json::from_slice::<Version>(bytes) {
-        Ok(version) if version.schema_version <= KeyContext::SCHEMA => {
-            serde_json::from_slice(bytes).map_err(|_| KeyStoreError::Unreadable { hash: *hash })
-        }
-        _ => Err(KeyStoreError::Unreadable { hash: *hash }),
     }
 }

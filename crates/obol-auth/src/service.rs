@@ -1,60 +1,46 @@
 use std::fmt;
+use std::time::Duration;
 
-use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
 use jiff::Timestamp;
 use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
-use obol_model::{Kind, Secret};
+use jsonwebtoken::{Header, Validation};
+use obol_model::Secret;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::pem;
-use crate::replay::{Replays, Seen};
+use crate::replay::{Replays, Seen, TokenId};
+use crate::ring::Ring;
+use crate::{ServiceKeyError, ServiceTokenError, TrustedKeys, UsedTokens};
 
 /// How long a service JWT lives, in seconds.
-const LIFE: i64 = 60;
+pub(crate) const LIFE: i64 = 60;
 /// How far two clocks may be apart, in seconds.
 const LEEWAY: i64 = 5;
-/// The longest token that is looked at. Ours have about 300 bytes.
-const LONGEST: usize = 4096;
+/// The longest token that is looked at. Ours have about 400 bytes.
+pub(crate) const LONGEST: usize = 4096;
 /// The longest `jti` that is remembered.
 const LONGEST_ID: usize = 128;
-/// The most tokens remembered against replay: more than 150 a second.
-const REMEMBERED: usize = 10_000;
-/// The shortest shared secret (RFC 7518 section 3.2: as long as the hash).
-const SHORTEST_SECRET: usize = 32;
+/// The most tokens remembered against replay: about 3,000 a second, in some ten megabytes.
+const REMEMBERED: usize = 200_000;
 
-/// Signs and verifies the JWTs that Obol's own parts show each other (DESIGN §8.2): they live 60 seconds, are meant for
-/// one audience, and are accepted once by each process. The algorithm is fixed by the key, never taken from the token.
-pub struct ServiceTokens {
-    issuer: String,
-    algorithm: Algorithm,
-    signing: EncodingKey,
-    /// Ours first. Never empty.
-    verifying: Vec<DecodingKey>,
-    replays: Mutex<Replays>,
+/// The names of Obol's parts in `iss` and `aud`.
+pub mod party {
+    /// A gateway replica.
+    pub const GATEWAY: &str = "obol-gateway";
+    /// The control plane.
+    pub const CONTROL: &str = "obol-control";
+    /// A gateway replica, asked by another one.
+    pub const PEER: &str = "obol-peer";
 }
 
-/// A key that cannot sign or verify service JWTs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ServiceKeyError {
-    /// A shared secret that can be guessed.
-    #[error("the shared secret of service JWTs has {found} bytes, at least {SHORTEST_SECRET} are needed")]
-    SecretTooShort {
-        /// Its length.
-        found: usize,
-    },
-    /// Not a private Ed25519 key.
-    #[error(
-        "the private key of service JWTs is no Ed25519 key in PKCS#8 PEM (`-----BEGIN PRIVATE KEY-----`)"
-    )]
-    NotAPrivateKey,
-    /// Not a public Ed25519 key.
-    #[error("the public key of service JWTs is no Ed25519 key in PEM (`-----BEGIN PUBLIC KEY-----`)")]
-    NotAPublicKey,
-    /// A public key beside a shared secret: a token would be good by either.
-    #[error("a public key cannot be trusted beside a shared secret")]
-    MixedAlgorithms,
+/// Signs and verifies the JWTs that Obol's own parts show each other (DESIGN §8.2): they live 60 seconds, are meant for
+/// one audience, and are accepted once by each process, or once by all of them ([`ServiceTokens::verify_shared`]). The
+/// algorithm is fixed by the key, never taken from the token.
+pub struct ServiceTokens {
+    issuer: String,
+    ring: Ring,
+    replays: Mutex<Replays>,
+    used: Option<UsedTokens>,
 }
 
 /// What a verified token says.
@@ -75,7 +61,7 @@ pub struct Claims {
 }
 
 /// What a token must say to be accepted.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected<'a> {
     /// Whom it must be for.
     pub audience: &'a str,
@@ -83,69 +69,20 @@ pub struct Expected<'a> {
     pub issuer: &'a str,
 }
 
-/// Why a token was not signed or not accepted.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ServiceTokenError {
-    /// It is no JWT, or says things of other types than it should.
-    #[error("the service token is malformed")]
-    Malformed,
-    /// It is longer than any of ours.
-    #[error("the service token is longer than {LONGEST} bytes")]
-    TooLong,
-    /// It names another algorithm than the key's.
-    #[error("the service token is signed by another algorithm")]
-    WrongAlgorithm,
-    /// The signature is not of a key that is trusted.
-    #[error("the signature of the service token is not valid")]
-    BadSignature,
-    /// A claim is not there.
-    #[error("the service token has no claim `{claim}`")]
-    MissingClaim {
-        /// Which.
-        claim: &'static str,
-    },
-    /// It is for somebody else.
-    #[error("the service token is for another audience")]
-    WrongAudience,
-    /// Somebody else signed it.
-    #[error("the service token is of another issuer")]
-    WrongIssuer,
-    /// Its time is over.
-    #[error("the service token is expired")]
-    Expired,
-    /// Its time has not begun; look at the clocks.
-    #[error("the service token is not valid yet")]
-    NotYet,
-    /// It lives longer than a service token may.
-    #[error("the service token lives longer than {LIFE} seconds")]
-    LivesTooLong,
-    /// It was accepted before.
-    #[error("the service token was used before")]
-    Replayed,
-    /// Too many tokens to be sure that this one was not used before.
-    #[error("too many service tokens at once")]
-    Busy,
-    /// The signing failed.
-    #[error("the service token could not be signed")]
-    Signing,
-}
-
-impl ServiceTokenError {
-    /// What kind of failure this is.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Self::Busy => Kind::Unavailable,
-            Self::Signing => Kind::Internal,
-            _ => Kind::Unauthenticated,
-        }
-    }
+impl Expected<'static> {
+    /// Control forces a gateway to reload.
+    pub const RELOAD: Self = Self { audience: party::GATEWAY, issuer: party::CONTROL };
+    /// A gateway asks control.
+    pub const CONTROL_API: Self = Self { audience: party::CONTROL, issuer: party::GATEWAY };
+    /// A gateway asks another one.
+    pub const PEER: Self = Self { audience: party::PEER, issuer: party::GATEWAY };
 }
 
 impl fmt::Debug for ServiceTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServiceTokens")
             .field("issuer", &self.issuer)
-            .field("algorithm", &self.algorithm)
+            .field("algorithm", &self.ring.algorithm)
             .finish_non_exhaustive()
     }
 }
@@ -156,47 +93,45 @@ impl ServiceTokens {
     /// # Errors
     /// When the secret has less than 32 bytes.
     pub fn from_secret(issuer: impl Into<String>, secret: &Secret<String>) -> Result<Self, ServiceKeyError> {
-        let bytes = secret.expose().as_bytes();
-        let too_short = ServiceKeyError::SecretTooShort { found: bytes.len() };
-        if bytes.len() < SHORTEST_SECRET {
-            return Err(too_short);
-        }
-        let signing = EncodingKey::from_secret(bytes).map_err(|_| too_short)?;
-        let verifying = DecodingKey::from_secret(bytes).map_err(|_| too_short)?;
-        Ok(Self::new(issuer.into(), Algorithm::HS256, signing, verifying))
+        Ok(Self::new(issuer.into(), Ring::from_secret(secret)?))
     }
 
-    /// Signs by a private Ed25519 key in PKCS#8 PEM (EdDSA). Verifies tokens of that key, and of those that are
-    /// trusted beside it.
+    /// Signs by a private Ed25519 key in PKCS#8 PEM (EdDSA), the first one of the text. Verifies tokens of that key and
+    /// of the others in the text: ones that are to come, or that were.
     ///
     /// # Errors
-    /// When it is no such key.
+    /// When it is no such key, or one of them is none.
     pub fn from_ed25519_pem(
         issuer: impl Into<String>,
         private: &Secret<String>,
     ) -> Result<Self, ServiceKeyError> {
-        let der = pem::block(private.expose(), "PRIVATE KEY").ok_or(ServiceKeyError::NotAPrivateKey)?;
-        let pair = Ed25519KeyPair::from_pkcs8(&der).map_err(|_| ServiceKeyError::NotAPrivateKey)?;
-        let verifying = DecodingKey::from_ed_der(pair.public_key().as_ref());
-        Ok(Self::new(issuer.into(), Algorithm::EdDSA, EncodingKey::from_ed_der(&der), verifying))
+        Ok(Self::new(issuer.into(), Ring::from_ed25519_pem(private)?))
     }
 
-    /// Verifies tokens of this public Ed25519 key in PEM as well: that of the other side.
+    /// Verifies tokens of these keys as well. From now on our own keys speak for our own issuer only.
     ///
     /// # Errors
-    /// When it is no such key, or when ours is a shared secret.
-    pub fn trusting_ed25519_pem(mut self, public: &str) -> Result<Self, ServiceKeyError> {
-        if self.algorithm != Algorithm::EdDSA {
-            return Err(ServiceKeyError::MixedAlgorithms);
-        }
-        let key = pem::ed25519_public(public).ok_or(ServiceKeyError::NotAPublicKey)?;
-        self.verifying.push(DecodingKey::from_ed_der(&key));
+    /// When ours is a shared secret.
+    pub fn trusting(mut self, keys: &TrustedKeys) -> Result<Self, ServiceKeyError> {
+        self.ring.trust(keys)?;
         Ok(self)
     }
 
-    fn new(issuer: String, algorithm: Algorithm, signing: EncodingKey, verifying: DecodingKey) -> Self {
-        let replays = Mutex::new(Replays::new(REMEMBERED));
-        Self { issuer, algorithm, signing, verifying: vec![verifying], replays }
+    /// Shares the knowledge of used tokens with other processes, for [`ServiceTokens::verify_shared`].
+    #[must_use]
+    pub fn sharing(mut self, used: UsedTokens) -> Self {
+        self.used = Some(used);
+        self
+    }
+
+    fn new(issuer: String, ring: Ring) -> Self {
+        Self { issuer, ring, replays: Mutex::new(Replays::new(REMEMBERED)), used: None }
+    }
+
+    /// Our public keys, the one that signs first, as a JWK set for those who verify our tokens; `None` with a shared
+    /// secret.
+    pub fn jwks(&self) -> Option<String> {
+        self.ring.jwks()
     }
 
     /// A new token of ours for an audience, good for one use within 60 seconds.
@@ -218,12 +153,14 @@ impl ServiceTokens {
             exp: iat + LIFE,
             jti: uuid::Uuid::new_v4().to_string(),
         };
-        jsonwebtoken::encode(&Header::new(self.algorithm), &claims, &self.signing)
+        let header =
+            Header { kid: self.ring.signing_id().map(str::to_owned), ..Header::new(self.ring.algorithm) };
+        jsonwebtoken::encode(&header, &claims, &self.ring.signing)
             .map(Secret::new)
             .map_err(|_| ServiceTokenError::Signing)
     }
 
-    /// Accepts a token, once.
+    /// Accepts a token, once in this process.
     ///
     /// # Errors
     /// When it is not one of a trusted key, for `expected.audience`, by `expected.issuer`, alive and not used before.
@@ -233,10 +170,44 @@ impl ServiceTokens {
         expected: &Expected<'_>,
         now: Timestamp,
     ) -> Result<Claims, ServiceTokenError> {
+        self.verify_once(token, expected, now).map(|(claims, _)| claims)
+    }
+
+    /// Accepts a token, once among all processes that share what was used ([`ServiceTokens::sharing`]): for what many
+    /// processes accept from somebody who does not choose which of them it reaches. Costs one flight to Redis.
+    ///
+    /// Not cancel-safe: a token may be used up without an answer; the caller's next try brings another one.
+    ///
+    /// # Errors
+    /// As [`ServiceTokens::verify`], and when the others cannot be asked.
+    pub async fn verify_shared(
+        &self,
+        token: &str,
+        expected: &Expected<'_>,
+        now: Timestamp,
+    ) -> Result<Claims, ServiceTokenError> {
+        let (claims, id) = self.verify_once(token, expected, now)?;
+        if let Some(used) = &self.used {
+            let left = claims.exp.saturating_add(LEEWAY).saturating_sub(now.as_second());
+            // One second more: this clock and that of Redis do not tick together.
+            let life = Duration::from_secs(u64::try_from(left).unwrap_or(0) + 1);
+            if !used.first_use(id, life).await? {
+                return Err(ServiceTokenError::Replayed);
+            }
+        }
+        Ok(claims)
+    }
+
+    fn verify_once(
+        &self,
+        token: &str,
+        expected: &Expected<'_>,
+        now: Timestamp,
+    ) -> Result<(Claims, TokenId), ServiceTokenError> {
         if token.len() > LONGEST {
             return Err(ServiceTokenError::TooLong);
         }
-        let unchecked = self.signed_claims(token)?;
+        let unchecked = self.signed_claims(token, expected)?;
         let (not_before, claims) = (unchecked.nbf, unchecked.complete()?);
         let now = now.as_second();
         if claims.iss != expected.issuer {
@@ -249,23 +220,23 @@ impl ServiceTokens {
         if claims.jti.is_empty() || claims.jti.len() > LONGEST_ID {
             return Err(ServiceTokenError::Malformed);
         }
-        // Two issuers may choose the same id.
-        let id = format!("{}\n{}", claims.iss, claims.jti);
-        match self.replays.lock().see(&id, claims.exp.saturating_add(LEEWAY), now) {
-            Seen::FirstTime => Ok(claims),
+        let id = TokenId::new(&claims.iss, &claims.jti);
+        match self.replays.lock().see(id, claims.exp.saturating_add(LEEWAY), now) {
+            Seen::FirstTime => Ok((claims, id)),
             Seen::Before => Err(ServiceTokenError::Replayed),
             Seen::Full => Err(ServiceTokenError::Busy),
         }
     }
 
-    fn signed_claims(&self, token: &str) -> Result<Unchecked, ServiceTokenError> {
+    fn signed_claims(&self, token: &str, expected: &Expected<'_>) -> Result<Unchecked, ServiceTokenError> {
         // The library looks at the machine's clock; claims are therefore checked here, by the caller's.
-        let mut validation = Validation::new(self.algorithm);
+        let mut validation = Validation::new(self.ring.algorithm);
         validation.required_spec_claims.clear();
         validation.validate_exp = false;
         validation.validate_aud = false;
+        let kid = jsonwebtoken::decode_header(token).ok().and_then(|header| header.kid);
         let mut last = ServiceTokenError::BadSignature;
-        for key in &self.verifying {
+        for key in self.ring.candidates(expected.issuer == self.issuer, kid.as_deref()) {
             match jsonwebtoken::decode::<Unchecked>(token, key, &validation) {
                 Ok(token) => return Ok(token.claims),
                 Err(why) => last = refusal(why.kind()),

@@ -1,12 +1,16 @@
 //! Service JWTs (DESIGN §8.2).
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use obol_auth::{Expected, ServiceKeyError, ServiceTokenError, ServiceTokens};
+use obol_auth::{
+    Expected, ServiceKeyError, ServiceTokenError, ServiceTokens, TrustedKeys, UsedTokens, party,
+};
 use obol_model::{Kind, Secret};
+use obol_redis::{Redis, RedisOptions};
+use obol_testkit::redis::RedisServer;
 use serde_json::{Value, json};
 
 /// RFC 8410 section 10.
@@ -69,14 +73,143 @@ fn a_token_is_accepted_by_its_audience_within_a_minute() {
     }
 }
 
+fn ed25519(issuer: &str, private: &str) -> ServiceTokens {
+    ServiceTokens::from_ed25519_pem(issuer, &Secret::new(private.to_owned())).unwrap()
+}
+
+fn trusted() -> TrustedKeys {
+    TrustedKeys::from_pem(PUBLIC).unwrap()
+}
+
 #[test]
 fn each_side_can_trust_the_public_key_of_the_other() {
-    let control = ServiceTokens::from_ed25519_pem("control", &Secret::new(PRIVATE.to_owned())).unwrap();
-    let gateway = ServiceTokens::from_ed25519_pem("gateway", &Secret::new(another_key())).unwrap();
+    let control = ed25519("control", PRIVATE);
+    let gateway = ed25519("gateway", &another_key());
     let token = control.sign("gateway", "reload", at(NOW)).unwrap();
     assert_eq!(gateway.verify(token.expose(), &EXPECTED, at(NOW)), Err(ServiceTokenError::BadSignature));
-    let gateway = gateway.trusting_ed25519_pem(PUBLIC).unwrap();
+    let gateway = gateway.trusting(&trusted()).unwrap();
     gateway.verify(token.expose(), &EXPECTED, at(NOW)).unwrap();
+}
+
+/// With keys of their own, who holds a gateway's key cannot speak as control.
+#[test]
+fn a_key_of_ones_own_speaks_for_ones_own_issuer_only() {
+    let theirs = another_key();
+    let gateway = || ed25519("gateway", &theirs).trusting(&trusted()).unwrap();
+    let posing = ed25519("control", &theirs).sign("gateway", "reload", at(NOW)).unwrap();
+    assert_eq!(gateway().verify(posing.expose(), &EXPECTED, at(NOW)), Err(ServiceTokenError::BadSignature));
+    // To other gateways it speaks.
+    let peer = Expected { audience: "peer", issuer: "gateway" };
+    let token = gateway().sign("peer", "gateway", at(NOW)).unwrap();
+    gateway().verify(token.expose(), &peer, at(NOW)).unwrap();
+}
+
+#[test]
+fn a_key_is_rotated_without_a_refusal() {
+    let (old, new) = (PRIVATE.to_owned(), another_key());
+    // Appended everywhere, then in front everywhere, then alone.
+    let steps = [old.clone(), format!("{old}{new}"), format!("{new}{old}"), new];
+    for pair in steps.windows(2) {
+        for (signer, verifier) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let token = ed25519("control", &pair[signer]).sign("gateway", "reload", at(NOW)).unwrap();
+            ed25519("control", &pair[verifier]).verify(token.expose(), &EXPECTED, at(NOW)).unwrap();
+        }
+    }
+    let token = ed25519("control", &steps[3]).sign("gateway", "reload", at(NOW)).unwrap();
+    let refused = ed25519("control", &steps[0]).verify(token.expose(), &EXPECTED, at(NOW));
+    assert_eq!(refused, Err(ServiceTokenError::BadSignature));
+}
+
+#[test]
+fn public_keys_are_published_and_named_in_tokens() {
+    let other = another_key();
+    let tokens = ed25519("gateway", &format!("{PRIVATE}{other}")).trusting(&trusted()).unwrap();
+    let set: Value = serde_json::from_str(&tokens.jwks().unwrap()).unwrap();
+    // `x` is the 32 bytes of PUBLIC; `kid` was computed apart, as RFC 7638 says.
+    let first = json!({
+        "kty": "OKP", "crv": "Ed25519", "use": "sig", "alg": "EdDSA",
+        "kid": "3YZxBJ12jO3n_mXt_q-j_Z-TFP1vt-NiI3OCf-fEnHQ",
+        "x": "Gb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE",
+    });
+    assert_eq!(set["keys"][0], first);
+    assert_eq!(set["keys"].as_array().unwrap().len(), 2, "ours, and not those of others");
+    let token = tokens.sign("upstream", "gateway", at(NOW)).unwrap();
+    let header = jsonwebtoken::decode_header(token.expose()).unwrap();
+    assert_eq!(header.kid.as_deref(), first["kid"].as_str());
+    // Whoever verifies with nothing but the set can.
+    let key = jsonwebtoken::DecodingKey::from_ed_components(first["x"].as_str().unwrap()).unwrap();
+    let mut validation = jsonwebtoken::Validation::new(Algorithm::EdDSA);
+    validation.set_audience(&["upstream"]);
+    validation.validate_exp = false;
+    jsonwebtoken::decode::<Value>(token.expose(), &key, &validation).unwrap();
+    assert_eq!(shared().jwks(), None);
+    assert!(!set.to_string().contains("\"d\""), "no private part");
+}
+
+/// `kid` is a hint: it selects among the keys that are trusted anyway.
+#[test]
+fn a_token_cannot_name_a_key_into_trust() {
+    let tokens = ed25519("control", PRIVATE);
+    let der = base64::engine::general_purpose::STANDARD.decode(PRIVATE.lines().nth(1).unwrap()).unwrap();
+    for (kid, good) in [("", true), ("../../etc/passwd", true), (&"k".repeat(2000), true)] {
+        let header = Header { kid: Some(kid.to_owned()), ..Header::new(Algorithm::EdDSA) };
+        let token = jsonwebtoken::encode(&header, &claims(), &EncodingKey::from_ed_der(&der)).unwrap();
+        assert_eq!(ed25519("control", PRIVATE).verify(&token, &EXPECTED, at(NOW)).is_ok(), good, "{kid:.20}");
+    }
+    let kid =
+        jsonwebtoken::decode_header(tokens.sign("gateway", "x", at(NOW)).unwrap().expose()).unwrap().kid;
+    let other = another_key();
+    let der: String = other.lines().filter(|line| !line.starts_with('-')).collect();
+    let der = base64::engine::general_purpose::STANDARD.decode(der).unwrap();
+    let header = Header { kid, ..Header::new(Algorithm::EdDSA) };
+    let token = jsonwebtoken::encode(&header, &claims(), &EncodingKey::from_ed_der(&der)).unwrap();
+    assert_eq!(tokens.verify(&token, &EXPECTED, at(NOW)), Err(ServiceTokenError::BadSignature));
+}
+
+/// The contract between the processes.
+#[test]
+fn each_relation_has_names_of_its_own() {
+    let secret = Secret::new(SECRET.to_owned());
+    let control = ServiceTokens::from_secret(party::CONTROL, &secret).unwrap();
+    let gateway = ServiceTokens::from_secret(party::GATEWAY, &secret).unwrap();
+    let relations = [Expected::RELOAD, Expected::CONTROL_API, Expected::PEER];
+    for signed_for in relations {
+        let signer = if signed_for.issuer == party::CONTROL { &control } else { &gateway };
+        for expected in relations {
+            let token = signer.sign(signed_for.audience, "x", at(NOW)).unwrap();
+            let accepted = shared().verify(token.expose(), &expected, at(NOW)).is_ok();
+            assert_eq!(accepted, expected == signed_for, "{signed_for:?} as {expected:?}");
+        }
+    }
+    let names = [party::GATEWAY, party::CONTROL, party::PEER];
+    assert_eq!(names, ["obol-gateway", "obol-control", "obol-peer"]);
+}
+
+#[tokio::test]
+async fn a_shared_token_is_accepted_once_among_all_processes() {
+    let server = RedisServer::start().await;
+    let mut processes = Vec::new();
+    for _ in 0..3 {
+        let redis = Redis::connect(RedisOptions::new(Secret::new(server.url()))).await.unwrap();
+        processes.push(shared().sharing(UsedTokens::new(redis)));
+    }
+    let token = signed(&claims());
+    let tries = processes.iter().map(|tokens| tokens.verify_shared(&token, &EXPECTED, at(NOW)));
+    let outcomes = futures::future::join_all(tries).await;
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1, "{outcomes:?}");
+    assert!(outcomes.iter().flat_map(Result::as_ref).all(|claims| claims.jti == "j-1"));
+    let refused = outcomes.iter().filter(|outcome| *outcome == &Err(ServiceTokenError::Replayed)).count();
+    assert_eq!(refused, 2, "{outcomes:?}");
+    // For as long as it could still be accepted: 60 s and the leeway.
+    let [name] = server.keys("*").await.try_into().unwrap();
+    assert!(name.starts_with("jwt-used:") && !name.contains("j-1"), "{name}");
+    let ttl: i64 = server.query(&["TTL", &name]).await;
+    assert!((60..=66).contains(&ttl), "{ttl}");
+
+    server.kill();
+    let other = signed(&claims_with("jti", json!("j-2")));
+    let unknown = processes[0].verify_shared(&other, &EXPECTED, at(NOW)).await.unwrap_err();
+    assert_eq!(unknown.kind(), Kind::Unavailable, "could not ask is neither a yes nor a no: {unknown}");
 }
 
 #[test]
@@ -208,12 +341,15 @@ fn weak_and_wrong_keys_are_refused() {
     assert_eq!(secret(&SECRET[1..]), Err(ServiceKeyError::SecretTooShort { found: 31 }));
     let private =
         |text: &str| ServiceTokens::from_ed25519_pem("control", &Secret::new(text.to_owned())).map(drop);
-    for bad in ["", "nonsense", PUBLIC, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"] {
+    // Not one of them may be something else.
+    let half = format!("{PRIVATE}-----BEGIN PRIVATE KEY-----\nMC4C");
+    for bad in ["", "nonsense", PUBLIC, &half, "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----"]
+    {
         assert_eq!(private(bad), Err(ServiceKeyError::NotAPrivateKey), "{bad}");
     }
-    for bad in ["", PRIVATE, "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----"] {
-        let tokens = ServiceTokens::from_ed25519_pem("control", &Secret::new(PRIVATE.to_owned())).unwrap();
-        assert_eq!(tokens.trusting_ed25519_pem(bad).map(drop), Err(ServiceKeyError::NotAPublicKey), "{bad}");
+    let half = format!("{PUBLIC}-----BEGIN PUBLIC KEY-----\nMCow");
+    for bad in ["", PRIVATE, &half, "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----"] {
+        assert_eq!(TrustedKeys::from_pem(bad), Err(ServiceKeyError::NotAPublicKey), "{bad}");
     }
-    assert_eq!(shared().trusting_ed25519_pem(PUBLIC).map(drop), Err(ServiceKeyError::MixedAlgorithms));
+    assert_eq!(shared().trusting(&trusted()).map(drop), Err(ServiceKeyError::MixedAlgorithms));
 }

@@ -2,11 +2,11 @@ use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::sync::Arc;
 
-use obol_model::{ConnectionName, ModelName, WorkspaceId};
+use obol_model::{ConnectionName, ModelName, ProviderName};
 use parking_lot::RwLock;
 
 use crate::request::HASHES;
-use crate::{Action, Caller, Decision, Era, Request, Resource};
+use crate::{Action, Caller, Decision, Era, PriceClass, Request, Resource};
 
 const SHARDS: usize = 16;
 const PER_SHARD: usize = 2048;
@@ -47,12 +47,11 @@ struct Entry {
 
 #[derive(Debug)]
 enum OwnedResource {
-    Workspace(WorkspaceId),
     Connection(ConnectionName),
     Tool { connection: ConnectionName, name: Box<str>, destructive: bool, read_only: bool },
     Resource { connection: ConnectionName, uri: Box<str> },
     Prompt { connection: ConnectionName, name: Box<str> },
-    Model(ModelName),
+    Model { name: ModelName, provider: ProviderName, price_class: PriceClass },
 }
 
 impl Cache {
@@ -102,7 +101,7 @@ impl<'a> Question<'a> {
 
     fn text_len(&self) -> usize {
         let resource = match self.resource {
-            Resource::Workspace(_) | Resource::Connection(_) | Resource::Model { .. } => 0,
+            Resource::Connection(_) | Resource::Model { .. } => 0,
             Resource::Tool { name, .. } | Resource::Prompt { name, .. } => name.len(),
             Resource::Resource { uri, .. } => uri.len(),
         };
@@ -138,7 +137,6 @@ impl Entry {
 impl OwnedResource {
     fn of(resource: Resource<'_>) -> Self {
         match resource {
-            Resource::Workspace(id) => Self::Workspace(id.clone()),
             Resource::Connection(name) => Self::Connection(name.clone()),
             Resource::Tool { connection, name, destructive, read_only } => {
                 Self::Tool { connection: connection.clone(), name: name.into(), destructive, read_only }
@@ -149,20 +147,23 @@ impl OwnedResource {
             Resource::Prompt { connection, name } => {
                 Self::Prompt { connection: connection.clone(), name: name.into() }
             }
-            Resource::Model { name } => Self::Model(name.clone()),
+            Resource::Model { name, provider, price_class } => {
+                Self::Model { name: name.clone(), provider: provider.clone(), price_class }
+            }
         }
     }
 
     fn borrow(&self) -> Resource<'_> {
         match self {
-            Self::Workspace(id) => Resource::Workspace(id),
             Self::Connection(name) => Resource::Connection(name),
             Self::Tool { connection, name, destructive, read_only } => {
                 Resource::Tool { connection, name, destructive: *destructive, read_only: *read_only }
             }
             Self::Resource { connection, uri } => Resource::Resource { connection, uri },
             Self::Prompt { connection, name } => Resource::Prompt { connection, name },
-            Self::Model(name) => Resource::Model { name },
+            Self::Model { name, provider, price_class } => {
+                Resource::Model { name, provider, price_class: *price_class }
+            }
         }
     }
 }

@@ -1,24 +1,23 @@
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr as _;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
 
 use cedar_policy::ffi::DetailedError;
-use cedar_policy::{Authorizer, Policy, PolicyId, PolicySet, Schema, ValidationMode, Validator};
+use cedar_policy::{Authorizer, Effect, Policy, PolicyId, PolicySet, Schema, ValidationMode, Validator};
 use metrics::Counter;
 use obol_model::metric;
 use obol_model::snapshot::PolicyFile;
-use serde_json::Value;
 
 use crate::cache::Cache;
-use crate::{Action, SCHEMA};
+use crate::fault::{fault_at, fault_in, fault_of_policy, file_of, line_and_column, offset_of, sorted};
+use crate::{Action, Named, PolicyFault, SCHEMA, rules};
 
 /// The policies of one publication, ready to decide.
 pub struct Policies {
     pub(crate) set: PolicySet,
-    /// What people call a policy: its `@id`, else `file#number`.
-    pub(crate) labels: HashMap<PolicyId, String>,
+    pub(crate) about: HashMap<PolicyId, PolicyInfo>,
     pub(crate) uses_arguments: bool,
     pub(crate) cache: Cache,
     pub(crate) authorizer: Authorizer,
@@ -28,75 +27,32 @@ pub struct Policies {
     named: Vec<Named>,
 }
 
-/// A thing of the workspace that a policy names by its id. Cedar checks types and attributes, not whether there is such
-/// a thing: a rule on a mistyped one holds for nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
-    /// The entity type, such as `Tool`.
-    pub kind: String,
-    /// The id, such as `git/log`.
-    pub id: String,
-    /// Where it stands; the message says what is named.
-    pub place: PolicyFault,
-}
-
-impl Named {
-    /// The connection that the id of a tool, resource or prompt begins with.
-    pub fn connection(&self) -> Option<&str> {
-        match self.kind.as_str() {
-            "Tool" | "Resource" | "Prompt" => self.id.split_once('/').map(|(connection, _)| connection),
-            "Connection" => Some(&self.id),
-            _ => None,
-        }
-    }
-
-    /// The fault of an id that can name nothing in any workspace.
-    fn without_connection(&self) -> Option<PolicyFault> {
-        let part = matches!(self.kind.as_str(), "Tool" | "Resource" | "Prompt");
-        let help = match self.id.split_once("__") {
-            Some((connection, name)) => {
-                format!("policies use the upstream's own name: `{}::\"{connection}/{name}\"`", self.kind)
-            }
-            None => format!("write `{}::\"CONNECTION/NAME\"`, with the upstream's own name", self.kind),
-        };
-        (part && self.connection().is_none()).then(|| PolicyFault {
-            message: format!("`{}::\"{}\"` can name nothing: its id has no connection", self.kind, self.id),
-            help: Some(help),
-            ..self.place.clone()
-        })
-    }
-}
-
-/// What is wrong with a policy file, and where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PolicyFault {
+/// What people call a policy, and where it stands.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PolicyInfo {
     /// Name of the file, as [`PolicyFile::name`] gives it.
     pub file: String,
-    /// From 1.
+    /// Where it begins, its annotations included; from 1.
     pub line: u64,
     /// In characters, from 1.
     pub column: u64,
-    /// What is wrong.
-    pub message: String,
-    /// The way out, when Cedar knows one.
-    pub help: Option<String>,
-}
-
-impl fmt::Display for PolicyFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)?;
-        self.help.as_ref().map_or(Ok(()), |help| write!(f, "\n  help: {help}"))
-    }
+    /// Its `@id`, else `file#number`.
+    pub label: String,
+    /// Whether it is a `permit`; the others are `forbid`s.
+    pub permits: bool,
 }
 
 impl fmt::Debug for Policies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policies")
-            .field("policies", &self.labels.len())
+            .field("policies", &self.about.len())
             .field("uses_arguments", &self.uses_arguments)
             .finish_non_exhaustive()
     }
 }
+
+/// What Cedar warns of when a rule can hold for no request. Its author believes in it, so it is refused.
+const INAPPLICABLE: &str = "unable to find an applicable action";
 
 #[expect(clippy::expect_used, reason = "a constant of this crate, parsed by every test of it")]
 pub(crate) static PARSED_SCHEMA: LazyLock<Schema> =
@@ -106,34 +62,45 @@ impl Policies {
     /// Parses and strictly validates `files`. No file, or none with a policy in it, denies everything.
     ///
     /// # Errors
-    /// All faults of all files.
+    /// All faults of all files: what one file cannot be read for does not hide what is wrong with another.
     pub fn compile(files: &[PolicyFile]) -> Result<Self, Vec<PolicyFault>> {
         let mut faults = Vec::new();
         let mut policies = Self::assemble(files, &mut faults);
-        if !faults.is_empty() {
-            return Err(faults);
-        }
         let result = Validator::new(PARSED_SCHEMA.clone()).validate(&policies.set, ValidationMode::Strict);
-        let faults: Vec<_> = result
-            .validation_errors()
-            .map(|e| fault_of_policy(files, e.policy_id(), &DetailedError::from(e)))
-            .collect();
+        let misplaced = policies.misplaced_arguments(files);
+        let said = result.validation_errors().map(|e| (e.policy_id(), DetailedError::from(e)));
+        // Cedar says of such a rule only that there is no attribute of that name.
+        let news = said.filter(|(id, e)| !(misplaced.contains_key(id) && e.message.contains("`arguments`")));
+        faults.extend(news.map(|(id, e)| fault_of_policy(files, id, &e)));
+        let warned = result.validation_warnings().map(|w| (w.policy_id(), DetailedError::from(w)));
+        let (apart, doubts): (Vec<_>, Vec<_>) = warned.partition(|(_, w)| w.message.contains(INAPPLICABLE));
+        // A mistyped name is said already, and is why.
+        let unsaid =
+            apart.into_iter().filter(|(id, _)| !result.validation_errors().any(|e| e.policy_id() == *id));
+        faults.extend(unsaid.map(|(id, w)| PolicyFault {
+            message: "no action of this rule goes with its principal and its resource".to_owned(),
+            help: Some("docs/obol.cedarschema says which actions are asked for what".to_owned()),
+            ..fault_of_policy(files, id, &w)
+        }));
+        let named = Named::all(&policies.set, files);
+        faults.extend(named.iter().filter_map(Named::fault));
+        faults.extend(misplaced.into_values());
         if !faults.is_empty() {
             return Err(sorted(faults));
         }
-        let named = policies.named(files);
-        let faults: Vec<_> = named.iter().filter_map(Named::without_connection).collect();
-        if !faults.is_empty() {
-            return Err(sorted(faults));
-        }
+        let doubts = doubts.into_iter().map(|(id, w)| fault_of_policy(files, id, &w));
+        let ours = policies.set.policies().filter_map(|p| Some(rules::warnings(p, file_of(files, p.id())?)));
+        policies.warnings = sorted(doubts.chain(ours.flatten()).collect());
         policies.named = named;
-        policies.warnings = sorted(
-            result
-                .validation_warnings()
-                .map(|w| fault_of_policy(files, w.policy_id(), &DetailedError::from(w)))
-                .collect(),
-        );
         Ok(policies)
+    }
+
+    fn misplaced_arguments(&self, files: &[PolicyFile]) -> BTreeMap<PolicyId, PolicyFault> {
+        let faulty = self.set.policies().filter_map(|policy| {
+            let fault = rules::arguments_out_of_place(policy, file_of(files, policy.id())?)?;
+            Some((policy.id().clone(), fault))
+        });
+        faulty.collect()
     }
 
     /// What is valid but probably not meant, such as a policy that can never apply.
@@ -146,65 +113,48 @@ impl Policies {
         &self.named
     }
 
-    fn named(&self, files: &[PolicyFile]) -> Vec<Named> {
-        let mut all = Vec::new();
-        for policy in self.set.policies() {
-            let index: &str = policy.id().as_ref();
-            let Some(file) = index.split('#').next().and_then(|i| files.get(i.parse::<usize>().ok()?)) else {
-                continue;
-            };
-            for literal in policy.entity_literals() {
-                let (kind, id) = (literal.type_name().to_string(), literal.id().unescaped().to_owned());
-                let offset = file.text.find(&literal.to_string()).unwrap_or(0);
-                let place = fault_at(file, offset, format!("`{literal}`"), None);
-                let named = Named { kind, id, place };
-                if !all.contains(&named) {
-                    all.push(named);
-                }
-            }
-        }
-        // Cedar hands policies out in any order.
-        all.sort_by(|a, b| {
-            (&a.place.file, a.place.line, a.place.column).cmp(&(&b.place.file, b.place.line, b.place.column))
-        });
-        all
+    /// Whether any policy may look at the arguments of a call.
+    pub fn reads_arguments(&self) -> bool {
+        self.uses_arguments
     }
 
     /// Whether there is no policy at all, so that everything is denied.
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.about.is_empty()
     }
 
     /// Everything but the validation against the schema.
     pub(crate) fn assemble(files: &[PolicyFile], faults: &mut Vec<PolicyFault>) -> Self {
         let mut set = PolicySet::new();
-        let mut labels: HashMap<PolicyId, String> = HashMap::new();
+        let mut about: HashMap<PolicyId, PolicyInfo> = HashMap::new();
+        let mut labels = HashSet::new();
         let mut uses_arguments = false;
         for (index, file) in files.iter().enumerate() {
             for (number, policy) in parse(file, faults) {
                 let id = PolicyId::new(format!("{index}#{number}"));
                 let label =
                     policy.annotation("id").map_or_else(|| format!("{}#{number}", file.name), str::to_owned);
-                if labels.values().any(|known| *known == label) {
+                let begin = offset_of(&policy);
+                if !labels.insert(label.clone()) {
+                    let rest = file.text.get(begin..).unwrap_or_default();
+                    let offset = begin + rest.find(&label).unwrap_or(0);
                     let message = format!("two policies have the id `{label}`");
-                    let help = "give each policy an `@id` of its own";
-                    faults.push(fault_at(
-                        file,
-                        file.text.rfind(&label).unwrap_or(0),
-                        message,
-                        Some(help.to_owned()),
-                    ));
+                    let help = "give each policy an `@id` of its own".to_owned();
+                    faults.push(fault_at(file, offset, message, Some(help)));
                 }
-                uses_arguments |= policy.to_json().map_or(true, |json| mentions_arguments(&json));
-                if let Err(e) = set.add(policy.new_id(id.clone())) {
-                    faults.push(fault_at(file, 0, e.to_string(), None));
+                uses_arguments |= rules::may_read_arguments(&policy);
+                let (line, column) = line_and_column(&file.text, begin);
+                let permits = policy.effect() == Effect::Permit;
+                about
+                    .insert(id.clone(), PolicyInfo { label, permits, file: file.name.clone(), line, column });
+                if let Err(e) = set.add(policy.new_id(id)) {
+                    faults.push(fault_at(file, begin, e.to_string(), None));
                 }
-                labels.insert(id, label);
             }
         }
         Self {
             set,
-            labels,
+            about,
             uses_arguments,
             cache: Cache::new(),
             authorizer: Authorizer::new(),
@@ -246,68 +196,6 @@ fn parse(file: &PolicyFile, faults: &mut Vec<PolicyFault>) -> Vec<(usize, Policy
     policies
 }
 
-/// Whether a policy, as Cedar's JSON, can read `context.arguments`. Any use of `context` other than for a named
-/// attribute counts, so that the answer errs only towards not caching.
-fn mentions_arguments(json: &Value) -> bool {
-    match json {
-        Value::Array(items) => items.iter().any(mentions_arguments),
-        Value::Object(object) => object.iter().any(|(key, value)| {
-            let of_context = value.pointer("/left/Var").and_then(Value::as_str) == Some("context");
-            match (key.as_str(), value) {
-                ("." | "has", _) if of_context => {
-                    value.get("attr").and_then(Value::as_str) == Some("arguments")
-                }
-                ("Var", Value::String(name)) => name == "context",
-                _ => mentions_arguments(value),
-            }
-        }),
-        _ => false,
-    }
-}
-
-fn fault_of_policy(files: &[PolicyFile], id: &PolicyId, error: &DetailedError) -> PolicyFault {
-    let id: &str = id.as_ref();
-    let index = id.split('#').next().and_then(|i| i.parse::<usize>().ok());
-    match index.and_then(|i| files.get(i)) {
-        Some(file) => fault_in(file, error),
-        None => PolicyFault {
-            file: id.to_string(),
-            line: 1,
-            column: 1,
-            message: error.message.clone(),
-            help: None,
-        },
-    }
-}
-
-fn fault_in(file: &PolicyFile, error: &DetailedError) -> PolicyFault {
-    let offset = error.source_locations.first().map_or(0, |label| label.loc.start);
-    let label = error.source_locations.first().and_then(|label| label.label.as_deref());
-    let message = error.message.strip_prefix("for policy `").and_then(|m| m.split_once("`, ")).map_or_else(
-        // Cedar repeats its internal id of the policy; the position says more.
-        || error.message.clone(),
-        |(_, rest)| rest.to_owned(),
-    );
-    fault_at(file, offset, message, error.help.clone().or_else(|| label.map(str::to_owned)))
-}
-
-fn fault_at(file: &PolicyFile, offset: usize, message: String, help: Option<String>) -> PolicyFault {
-    let before = file.text.get(..offset).unwrap_or(&file.text);
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    PolicyFault {
-        file: file.name.clone(),
-        line: before.matches('\n').count() as u64 + 1,
-        column: before.get(line_start..).unwrap_or_default().chars().count() as u64 + 1,
-        message,
-        help,
-    }
-}
-
-fn sorted(mut faults: Vec<PolicyFault>) -> Vec<PolicyFault> {
-    faults.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
-    faults
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,6 +228,11 @@ mod tests {
                 "a.cedar:2:6: ",
                 "two policies have the id `x`",
             ),
+            (
+                "permit(principal, action, resource);\nforbid(principal, action == Action::\"mcp:list\", resource == Tool::\"git/a\");",
+                "a.cedar:2:1: ",
+                "no action of this rule goes with",
+            ),
             // Strict: reading an optional attribute without asking for it.
             (
                 "forbid(principal, action == Action::\"mcp:callTool\", resource) when { context.client == \"x\" };",
@@ -357,9 +250,64 @@ mod tests {
     }
 
     #[test]
-    fn all_files_are_reported_together() {
-        let found = Policies::compile(&[file("a.cedar", "permit("), file("b.cedar", "x")]).unwrap_err();
-        assert_eq!(found.iter().map(|f| f.file.as_str()).collect::<Vec<_>>(), ["a.cedar", "b.cedar"]);
+    fn what_cannot_be_read_of_one_file_does_not_hide_the_faults_of_another() {
+        let invalid = "permit(principal, action, resource) when { principal.age > 3 };";
+        let files = [file("a.cedar", "permit("), file("b.cedar", "x"), file("c.cedar", invalid)];
+        let found = Policies::compile(&files).unwrap_err();
+        let places: Vec<_> = found.iter().map(|f| f.file.as_str()).collect();
+        assert_eq!(places, ["a.cedar", "b.cedar", "c.cedar"], "keys and users are one fault: {found:?}");
+    }
+
+    #[test]
+    fn arguments_are_read_only_where_calls_have_them() {
+        let rule = |action: &str| {
+            format!(
+                "permit(principal, action, resource);\nforbid(principal, {action}, resource)\nwhen {{ context has arguments && context.arguments.hasTag(\"a\") }};"
+            )
+        };
+        for (action, without) in [
+            ("action", "mcp:connect"),
+            ("action == Action::\"mcp:list\"", "mcp:list"),
+            ("action in [Action::\"mcp:callTool\", Action::\"mcp:readResource\"]", "mcp:readResource"),
+        ] {
+            let [fault] = faults(&rule(action)).try_into().unwrap();
+            let says = format!("reads the arguments of a call and also holds for `{without}`");
+            assert!(fault.starts_with("a.cedar:3:8: ") && fault.contains(&says), "{fault}");
+            assert!(fault.contains("help: limit it in its head"), "{fault}");
+        }
+        for action in [
+            "action == Action::\"mcp:callTool\"",
+            "action in [Action::\"mcp:callTool\", Action::\"mcp:getPrompt\"]",
+        ] {
+            assert_eq!(faults(&rule(action)), Vec::<String>::new());
+        }
+        // One word on it, not a second one of Cedar's.
+        let bare = "forbid(principal, action == Action::\"mcp:list\", resource) when { context.arguments.hasTag(\"a\") };";
+        assert_eq!(faults(bare).len(), 1, "{:?}", faults(bare));
+    }
+
+    #[test]
+    fn what_validates_and_is_not_meant_is_a_warning() {
+        for (text, word) in [
+            (
+                "permit(principal, action == Action::\"mcp:callTool\", resource) when { context has arguments };",
+                "is in no list",
+            ),
+            (
+                "forbid(principal, action == Action::\"mcp:callTool\", resource) unless { context has arguments && context.arguments.hasTag(\"a\") };",
+                "this forbid holds for them",
+            ),
+            (
+                "forbid(principal, action, resource) when { Key::\"ghost\".tags.contains(\"a\") };",
+                "attributes of `Key::\"ghost\"` are known only in its own requests",
+            ),
+        ] {
+            let policies = Policies::compile(&[file("a.cedar", text)]).unwrap();
+            let [warning] = policies.warnings() else { panic!("{:?}", policies.warnings()) };
+            assert!(warning.message.contains(word), "{warning}");
+        }
+        let fine = "forbid(principal == Key::\"ghost\", action, resource in Connection::\"git\") when { principal.tags.contains(\"a\") };";
+        assert_eq!(Policies::compile(&[file("a.cedar", fine)]).unwrap().warnings(), []);
     }
 
     #[test]
@@ -395,14 +343,27 @@ mod tests {
 
     #[test]
     fn an_id_that_can_name_nothing_is_a_fault_and_others_are_told() {
-        let rule = |id: &str| format!("forbid (principal, action, resource == Tool::\"{id}\");");
-        let fault = &faults(&rule("git__log"))[0];
-        assert!(
-            fault.contains("`Tool::\"git__log\"` can name nothing") && fault.contains("git/log"),
-            "{fault}"
-        );
-        let policies = Policies::compile(&[file("a.cedar", &rule("git/log"))]).unwrap();
+        let of = |head: &str| faults(&format!("forbid ({head});")).join("\n");
+        for (head, said) in [
+            ("principal, action, resource == Tool::\"git__log\"", "`Tool::\"git/log\"`"),
+            ("principal, action, resource == Prompt::\"log\"", "`Prompt::\"CONNECTION/NAME\"`"),
+            ("principal == Key::\"k 1\", action, resource", "it is no id of a key"),
+            ("principal == Key::\"obol_hunter2\", action, resource", "it is a key itself"),
+            ("principal == User::\"bob\", action, resource", "`User::\"ISSUER SUBJECT\"`"),
+            ("principal in Workspace::\"Acme\", action, resource", "it is no id of a workspace"),
+        ] {
+            let fault = of(head);
+            assert!(fault.contains("can name nothing") && fault.contains(said), "{fault}");
+            assert!(!fault.contains("hunter2"), "{fault}");
+        }
+        let fine = "forbid (principal == Key::\"k-1\", action, resource == Tool::\"git/log\");";
+        let policies = Policies::compile(&[file("a.cedar", fine)]).unwrap();
         let named: Vec<_> = policies.things().iter().filter_map(Named::connection).collect();
         assert_eq!(named, ["git"]);
+    }
+
+    #[test]
+    fn the_published_schema_is_the_one_that_policies_are_checked_against() {
+        assert_eq!(include_str!("../../../docs/obol.cedarschema"), SCHEMA, "run `make docs`");
     }
 }

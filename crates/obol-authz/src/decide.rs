@@ -1,14 +1,15 @@
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use cedar_policy::{AuthorizationError, RestrictedExpression};
 use cedar_policy::{
-    Context as CedarContext, Decision as Verdict, Entities, Entity, EntityUid, Request as CedarRequest,
+    AuthorizationError, Context as CedarContext, Decision as Verdict, Entities, Entity, EntityUid,
+    EvaluationError as CedarError, PolicyId, Request as CedarRequest, Response, RestrictedExpression,
 };
 use obol_model::{ConnectionName, metric};
 
 use crate::compile::PARSED_SCHEMA;
-use crate::request::{TYPES, uid, uid_of_workspace};
+use crate::request::{TYPES, uid};
 use crate::{Policies, Request, Resource, arguments};
 
 /// The answer to one [`Request`].
@@ -18,8 +19,31 @@ pub struct Decision {
     pub allowed: bool,
     /// The policies that made the decision, as `@id` or `file#number`; none when nothing permits. Safe to log.
     pub policies: Vec<String>,
-    /// What could not be evaluated; then the answer is no. For the audit trail: may quote names and URIs.
-    pub errors: Vec<String>,
+    /// What could not be evaluated; then the answer is no.
+    pub errors: Vec<EvaluationError>,
+}
+
+/// Why something could not be evaluated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EvaluationError {
+    /// The policy, as `@id` or `file#number`; `None` when the question itself cannot be asked. Safe to log.
+    pub policy: Option<String>,
+    /// What kind of error it is. Safe to log.
+    pub reason: &'static str,
+    /// Everything about it. May quote names, URIs and arguments: for the one who asked, never for a log.
+    pub detail: String,
+}
+
+impl EvaluationError {
+    fn of_question(reason: &'static str, detail: impl fmt::Display) -> Self {
+        Self { policy: None, reason, detail: detail.to_string() }
+    }
+}
+
+/// A question in Cedar's terms.
+pub(crate) struct Asked {
+    pub(crate) request: CedarRequest,
+    pub(crate) entities: Entities,
 }
 
 type Pairs = Vec<(String, RestrictedExpression)>;
@@ -43,72 +67,92 @@ impl Policies {
 
     fn evaluate(&self, request: &Request<'_>, arguments: Option<&str>) -> Decision {
         self.evaluations.fetch_add(1, Ordering::Relaxed);
-        let decision = self.ask_cedar(request, arguments).unwrap_or_else(|error| Decision {
-            allowed: false,
-            policies: Vec::new(),
-            errors: vec![error],
-        });
+        let decision = match asked(request, arguments) {
+            Ok(asked) => {
+                self.decision(&self.authorizer.is_authorized(&asked.request, &self.set, &asked.entities))
+            }
+            Err(error) => Decision { allowed: false, policies: Vec::new(), errors: vec![error] },
+        };
         if !decision.errors.is_empty() {
+            let reasons: Vec<_> = decision.errors.iter().map(|e| e.reason).collect();
             tracing::warn!(
                 action = request.action.as_str(),
                 policies = ?decision.policies,
+                ?reasons,
                 "policy evaluation failed, denied"
             );
         }
         decision
     }
 
-    fn ask_cedar(&self, request: &Request<'_>, arguments: Option<&str>) -> Result<Decision, String> {
-        let caller = request.caller;
-        let (resource, mut entities) = entities_of_resource(request)?;
-        entities.push(caller.entity().ok_or("the caller's attributes cannot be expressed")?.clone());
-        entities.push(Entity::with_uid(caller.workspace_uid().clone()));
-
-        let context = &request.context;
-        let mut pairs: Pairs =
-            vec![text("environment", context.environment), text("era", context.era.as_str())];
-        pairs.extend(context.client.map(|client| text("client", client)));
-        if let Some(json) = arguments {
-            let tags =
-                arguments::as_text(json)?.into_iter().map(|(k, v)| (k, RestrictedExpression::new_string(v)));
-            let id = uid(&TYPES.arguments, "call");
-            entities.push(Entity::new_with_tags(id.clone(), [], [], tags).map_err(|e| e.to_string())?);
-            pairs.push(("arguments".to_owned(), RestrictedExpression::new_entity_uid(id)));
-        }
-        let context = CedarContext::from_pairs(pairs).map_err(|e| e.to_string())?;
-        // Against the schema: a resource that does not go with the action is a fault of ours, and denied.
-        let asked = CedarRequest::new(
-            caller.uid().clone(),
-            request.action.uid(),
-            resource,
-            context,
-            Some(&PARSED_SCHEMA),
-        )
-        .map_err(|e| e.to_string())?;
-        let entities = Entities::from_entities(entities, None).map_err(|e| e.to_string())?;
-
-        let response = self.authorizer.is_authorized(&asked, &self.set, &entities);
+    pub(crate) fn decision(&self, response: &Response) -> Decision {
         let diagnostics = response.diagnostics();
-        let errors: Vec<String> = diagnostics.errors().map(|e| self.describe(e)).collect();
-        let label = |id| self.labels.get(id).cloned();
-        let failed = diagnostics
-            .errors()
-            .filter_map(|AuthorizationError::PolicyEvaluationError(e)| label(e.policy_id()));
+        let errors: Vec<EvaluationError> = diagnostics.errors().map(|e| self.describe(e)).collect();
         let mut policies: Vec<String> = if errors.is_empty() {
-            diagnostics.reason().filter_map(label).collect()
+            diagnostics.reason().filter_map(|id| self.label(id)).collect()
         } else {
             // A policy that could not be evaluated decides: it may have been a `forbid`.
-            failed.collect()
+            errors.iter().filter_map(|e| e.policy.clone()).collect()
         };
         policies.sort_unstable();
-        Ok(Decision { allowed: response.decision() == Verdict::Allow && errors.is_empty(), policies, errors })
+        Decision { allowed: response.decision() == Verdict::Allow && errors.is_empty(), policies, errors }
     }
 
-    fn describe(&self, error: &AuthorizationError) -> String {
-        let AuthorizationError::PolicyEvaluationError(error) = error;
-        let label = self.labels.get(error.policy_id()).map_or("unknown policy", String::as_str);
-        format!("{label}: {}", error.inner())
+    fn label(&self, id: &PolicyId) -> Option<String> {
+        self.about.get(id).map(|info| info.label.clone())
     }
+
+    fn describe(&self, error: &AuthorizationError) -> EvaluationError {
+        let AuthorizationError::PolicyEvaluationError(error) = error;
+        EvaluationError {
+            policy: self.label(error.policy_id()),
+            reason: reason(error.inner()),
+            detail: error.inner().to_string(),
+        }
+    }
+}
+
+/// The kind of an error, without what it quotes.
+fn reason(error: &CedarError) -> &'static str {
+    match error {
+        CedarError::EntityDoesNotExist(_) => "it reads an entity that is not there",
+        CedarError::EntityAttrDoesNotExist(_) => "it reads an attribute or tag that the entity does not have",
+        CedarError::RecordAttrDoesNotExist(_) => "it reads an attribute that the record does not have",
+        CedarError::TypeError(_) => "a value has the wrong type",
+        CedarError::IntegerOverflow(_) => "an integer overflows",
+        CedarError::FailedExtensionFunctionExecution(_) => "a value is not of the form that a function needs",
+        CedarError::RecursionLimit(_) => "it is too deeply nested",
+        _ => "it cannot be evaluated",
+    }
+}
+
+/// Puts a question in Cedar's terms.
+pub(crate) fn asked(request: &Request<'_>, arguments: Option<&str>) -> Result<Asked, EvaluationError> {
+    let impossible = |e: &dyn fmt::Display| EvaluationError::of_question("the question cannot be asked", e);
+    let caller = request.caller;
+    let (resource, mut entities) = entities_of_resource(request).map_err(|e| impossible(&e))?;
+    let this = caller.entity().ok_or_else(|| impossible(&"the caller's attributes cannot be expressed"))?;
+    entities.push(this.clone());
+    entities.push(Entity::with_uid(caller.workspace_uid().clone()));
+
+    let context = &request.context;
+    let mut pairs: Pairs = vec![text("environment", context.environment), text("era", context.era.as_str())];
+    pairs.extend(context.client.map(|client| text("client", client)));
+    if let Some(json) = arguments {
+        let pairs_of_call = arguments::as_text(json)
+            .map_err(|e| EvaluationError::of_question("the arguments have no single reading", e))?;
+        let tags = pairs_of_call.into_iter().map(|(k, v)| (k, RestrictedExpression::new_string(v)));
+        let id = uid(&TYPES.arguments, "call");
+        entities.push(Entity::new_with_tags(id.clone(), [], [], tags).map_err(|e| impossible(&e))?);
+        pairs.push(("arguments".to_owned(), RestrictedExpression::new_entity_uid(id)));
+    }
+    let context = CedarContext::from_pairs(pairs).map_err(|e| impossible(&e))?;
+    // Against the schema: a resource that does not go with the action is a fault of ours, and denied.
+    let (principal, action) = (caller.uid().clone(), request.action.uid());
+    let request = CedarRequest::new(principal, action, resource, context, Some(&PARSED_SCHEMA))
+        .map_err(|e| impossible(&e))?;
+    let entities = Entities::from_entities(entities, None).map_err(|e| impossible(&e))?;
+    Ok(Asked { request, entities })
 }
 
 fn text(name: &str, value: &str) -> (String, RestrictedExpression) {
@@ -129,15 +173,15 @@ fn entities_of_resource(request: &Request<'_>) -> Result<(EntityUid, Vec<Entity>
         (uid(of, &format!("{connection}/{name}")), uid(&TYPES.connection, connection.as_str()))
     };
     let (id, connection) = match request.resource {
-        // Another workspace than the caller's is no resource of any policy.
-        Resource::Workspace(id) if uid_of_workspace(id) != *workspace => {
-            return Err("the workspace is not the caller's".to_owned());
-        }
-        Resource::Workspace(_) => (workspace.clone(), None),
         Resource::Connection(name) => (uid(&TYPES.connection, name.as_str()), Some((name, None))),
-        Resource::Model { name } => {
+        Resource::Model { name, provider, price_class } => {
             let id = uid(&TYPES.model, name.as_str());
-            add(&id, vec![text("name", name.as_str())], workspace)?;
+            let attributes = vec![
+                text("name", name.as_str()),
+                text("provider", provider.as_str()),
+                text("price_class", price_class.as_str()),
+            ];
+            add(&id, attributes, workspace)?;
             (id, None)
         }
         Resource::Tool { connection, name, destructive, read_only } => {

@@ -15,8 +15,9 @@
 //! arrays are present as canonical JSON, so that wrapping a value cannot hide it; arguments that name a key twice are
 //! denied, since policy and upstream could read different values.
 //!
-//! Lists know no arguments. A rule on arguments is therefore best a `forbid`: the tool stays visible, and only the call
-//! with the bad argument is refused.
+//! Lists know no arguments. A rule on arguments is therefore best a `forbid … when { context has arguments && … }`: the
+//! tool stays visible, and only the call with the bad argument is refused. It must be limited to the actions that have arguments: where there are none,
+//! `context has arguments` is never true, and the rule would mean something else than it says.
 //!
 //! # Cost
 //!
@@ -29,11 +30,18 @@ mod arguments;
 mod cache;
 mod compile;
 mod decide;
+mod explain;
+mod fault;
+mod named;
 mod request;
+mod rules;
 
-pub use compile::{Named, Policies, PolicyFault};
-pub use decide::Decision;
-pub use request::{Action, Caller, Context, Era, Request, Resource};
+pub use compile::{Policies, PolicyInfo};
+pub use decide::{Decision, EvaluationError};
+pub use explain::{Considered, Explanation, Verdict};
+pub use fault::PolicyFault;
+pub use named::Named;
+pub use request::{Action, Caller, Context, Era, PriceClass, Request, Resource};
 
 /// The Cedar schema that every policy is checked against.
 pub const SCHEMA: &str = include_str!("obol.cedarschema");

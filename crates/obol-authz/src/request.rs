@@ -5,7 +5,8 @@ use std::str::FromStr as _;
 use std::sync::{Arc, LazyLock};
 
 use cedar_policy::{Entity, EntityId, EntityTypeName, EntityUid, RestrictedExpression};
-use obol_model::{ConnectionName, KeyContext, ModelName, Principal, WorkspaceId};
+use obol_model::snapshot::TokenPrice;
+use obol_model::{ConnectionName, KeyContext, ModelName, PerMillion, Principal, ProviderName, WorkspaceId};
 
 /// One question to the policies.
 #[derive(Debug, Clone, Copy)]
@@ -23,9 +24,9 @@ pub struct Request<'a> {
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// `mcp:connect` on a workspace or a connection.
+    /// `mcp:connect` on a connection: whether it is used at all.
     Connect,
-    /// `mcp:list` on anything.
+    /// `mcp:list` on a connection: whether its lists are shown.
     List,
     /// `mcp:callTool` on a tool; also decides whether lists show it.
     CallTool,
@@ -53,6 +54,17 @@ impl Action {
         }
     }
 
+    /// Whether the context of a request for it can hold arguments.
+    pub(crate) fn has_arguments(self) -> bool {
+        matches!(self, Self::CallTool | Self::GetPrompt)
+    }
+
+    /// Those of `actions` that have no arguments.
+    pub(crate) fn without_arguments(actions: &[EntityUid]) -> Vec<Self> {
+        let named = Self::ALL.into_iter().filter(|action| actions.contains(&action.uid()));
+        named.filter(|action| !action.has_arguments()).collect()
+    }
+
     pub(crate) fn uid(self) -> EntityUid {
         uid(&TYPES.action, self.as_str())
     }
@@ -61,8 +73,6 @@ impl Action {
 /// What something is to be done with. Names are those of the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Resource<'a> {
-    /// The workspace itself.
-    Workspace(&'a WorkspaceId),
     /// An upstream MCP server.
     Connection(&'a ConnectionName),
     /// A tool.
@@ -90,11 +100,53 @@ pub enum Resource<'a> {
         /// Its name upstream.
         name: &'a str,
     },
-    /// A model.
+    /// One target of a model.
     Model {
         /// Its public name.
         name: &'a ModelName,
+        /// Who serves this target.
+        provider: &'a ProviderName,
+        /// What this target costs.
+        price_class: PriceClass,
     },
+}
+
+/// What a model costs, as coarse as policies should know it: a rule on exact prices would change its meaning with every
+/// price list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PriceClass {
+    /// Nothing.
+    Free,
+    /// Up to 1 USD per million tokens of output.
+    Low,
+    /// Up to 10 USD.
+    Medium,
+    /// More.
+    High,
+}
+
+impl PriceClass {
+    /// The class of a price.
+    pub fn of(price: &TokenPrice) -> Self {
+        const USD: u64 = 1_000_000_000;
+        let million = |price: PerMillion| price.times(1_000_000).nanos();
+        match million(price.output) {
+            0 if million(price.input) == 0 => Self::Free,
+            output if output <= USD => Self::Low,
+            output if output <= 10 * USD => Self::Medium,
+            _ => Self::High,
+        }
+    }
+
+    /// The value of `resource.price_class`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
 }
 
 /// Under which circumstances something is to be done.

@@ -1,7 +1,8 @@
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::fcntl::OFlag;
 
@@ -46,6 +47,30 @@ fn only_regular(metadata: &Metadata) -> io::Result<()> {
     } else {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"))
     }
+}
+
+/// Writes a file so that every reader sees the old or the new content whole, for its owner only.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    static UNIQUE: AtomicU64 = AtomicU64::new(0);
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let unique = UNIQUE.fetch_add(1, Ordering::Relaxed);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = folder.join(format!(".{name}.{}.{unique}", std::process::id()));
+    let written = (|| {
+        // A process of the same id may have left one when it was killed.
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    })();
+    if written.is_err() {
+        // Litter; it matters less than the outcome.
+        drop(fs::remove_file(&temporary));
+    }
+    written?;
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]

@@ -1,24 +1,37 @@
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use obol_model::snapshot::Documents;
 use obol_model::{KeyContext, KeyHash, Kind, Revision, WorkspaceId};
 
+use crate::KeyRecord;
+
 /// Why something could not be published.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PublishError {
-    /// The store has a revision that is not older. Never overwritten (DESIGN §7.6).
-    #[error("the store has revision {there} of `{workspace}`, which is not older")]
+    /// Redis has a revision that is not older. Never overwritten (DESIGN §7.6).
+    #[error("the replicas have revision {there} of `{workspace}`, which is not older")]
     NotNewer {
         /// Whose.
         workspace: WorkspaceId,
-        /// What the store has.
+        /// What is there.
         there: Revision,
     },
-    /// The store could not be asked.
+    /// Redis could not be asked.
     #[error("the store could not be asked: {0}")]
     Unavailable(String),
     /// A record cannot be written.
     #[error("a record cannot be written: {0}")]
     Encode(String),
+}
+
+/// The revision that replicas can have; `None` when what is there is absent or damaged, so that they refuse it.
+pub(crate) async fn current(
+    publisher: &dyn Publisher,
+    workspace: &WorkspaceId,
+) -> Result<Option<Revision>, PublishError> {
+    let there = publisher.read(workspace).await?;
+    Ok(there.and_then(|docs| docs.decode(workspace).ok()).map(|(snapshot, _)| snapshot.revision))
 }
 
 impl PublishError {
@@ -32,22 +45,27 @@ impl PublishError {
     }
 }
 
+/// The keys that replicas see.
+#[derive(Debug, Default, Clone)]
+pub struct PublishedKeys {
+    /// The records as they stand there; empty for what is no text.
+    pub records: HashMap<KeyHash, Vec<u8>>,
+    /// Which store all of them came from, as [`Publisher::keys_loaded`] said it.
+    pub loaded: Option<String>,
+    /// Whether there are more than could be looked at.
+    pub truncated: bool,
+}
+
 /// Where publications and keys go: Redis, or the embedded store of a single process.
 ///
 /// Every method has a deadline of its own. Abandoning one leaves open whether it took effect; control looks again.
 #[async_trait]
 pub trait Publisher: std::fmt::Debug + Send + Sync + 'static {
-    /// The revision of the publication that is there; `None` when there is none or its fingerprint cannot be read.
-    ///
-    /// # Errors
-    /// When the store could not be asked.
-    async fn current(&self, workspace: &WorkspaceId) -> Result<Option<Revision>, PublishError>;
-
-    /// The documents that are there, for healing; `None` when all three are absent. An absent one of a torn
+    /// The documents that are there; `None` when all three are absent. An absent one of a torn
     /// publication is empty.
     ///
     /// # Errors
-    /// When the store could not be asked.
+    /// When the replicas' store could not be asked.
     async fn read(&self, workspace: &WorkspaceId) -> Result<Option<Documents>, PublishError>;
 
     /// Sets the three keys and tells the replicas, in one step.
@@ -62,38 +80,64 @@ pub trait Publisher: std::fmt::Debug + Send + Sync + 'static {
     ) -> Result<(), PublishError>;
 
     /// As [`Publisher::publish`], for documents that were published as this revision before and were damaged or lost
-    /// since: the same revision may be there.
+    /// since: the same revision may be there, or a publication that is damaged, whose fingerprint says who knows what.
     ///
     /// # Errors
-    /// [`PublishError::NotNewer`] if a newer revision is there.
+    /// [`PublishError::NotNewer`] if a newer revision is there that is not `damaged`.
     async fn repair(
         &self,
         workspace: &WorkspaceId,
         docs: &Documents,
         revision: Revision,
+        damaged: Option<&Documents>,
     ) -> Result<(), PublishError>;
 
-    /// Removes the publication and tells the replicas, in one step.
+    /// Removes the publication up to a revision, or one that is damaged, and tells the replicas, in one step.
     ///
     /// # Errors
-    /// When the store could not be asked.
-    async fn unpublish(&self, workspace: &WorkspaceId) -> Result<(), PublishError>;
+    /// [`PublishError::NotNewer`] if a newer revision is there that is not `damaged`.
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        up_to: Revision,
+        damaged: Option<&Documents>,
+    ) -> Result<(), PublishError>;
 
-    /// Writes a key record and tells the replicas, unless the same record is there. Answers whether it wrote.
+    /// Every key record that is there.
     ///
     /// # Errors
-    /// When the store could not be asked.
-    async fn put_key(&self, hash: &KeyHash, key: &KeyContext) -> Result<bool, PublishError>;
+    /// When the replicas' store could not be asked.
+    async fn keys(&self) -> Result<PublishedKeys, PublishError>;
 
-    /// Removes a key record and tells the replicas, if there is one. Answers whether there was.
+    /// Writes a key record and tells the replicas, unless the same one is there, a newer one that is not `damaged`, or
+    /// the key was revoked. Answers whether it wrote.
     ///
     /// # Errors
-    /// When the store could not be asked.
-    async fn delete_key(&self, hash: &KeyHash, delete_sessions: bool) -> Result<bool, PublishError>;
+    /// When the replicas' store could not be asked.
+    async fn put_key(
+        &self,
+        hash: &KeyHash,
+        key: &KeyContext,
+        damaged: Option<&[u8]>,
+    ) -> Result<bool, PublishError>;
 
-    /// Says that every key was written, so that an absent one is unknown (DESIGN §8.1).
+    /// Removes the record of a key that was revoked, so that no writer that has not heard of it brings it back, and tells
+    /// the replicas. Answers whether that was news.
     ///
     /// # Errors
-    /// When the store could not be asked.
-    async fn keys_loaded(&self) -> Result<(), PublishError>;
+    /// When the replicas' store could not be asked.
+    async fn revoke_key(&self, record: &KeyRecord) -> Result<bool, PublishError>;
+
+    /// Removes a record of which nobody knows where it came from, if it is still `found`. Answers whether it did.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn remove_key(&self, hash: &KeyHash, found: &[u8]) -> Result<bool, PublishError>;
+
+    /// Says that every key of this store was written, so that an absent one is unknown (DESIGN §8.1); `None` takes it
+    /// back.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn keys_loaded(&self, store: Option<&str>) -> Result<(), PublishError>;
 }

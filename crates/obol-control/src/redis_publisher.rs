@@ -1,18 +1,31 @@
+use std::collections::HashMap;
+
 use async_trait::async_trait;
-use obol_model::snapshot::{Documents, Fingerprint};
+use obol_model::snapshot::{Documents, PublicationKeys};
 use obol_model::{Invalidation, KeyContext, KeyHash, Revision, WorkspaceId};
 use obol_redis::{Redis, RedisError, Script};
 
-use crate::{PublishError, Publisher};
+use crate::publisher::PublishedKeys;
+use crate::{KeyRecord, PublishError, Publisher};
 
-/// Publishes to Redis (DESIGN §5). Each change is one script: all of it is there, or nothing.
+/// Says from which store every key was loaded.
+const LOADED: &str = "keys:loaded";
+/// How many key records are read in one flight.
+const FLIGHT: usize = 500;
+/// The most key records that are looked at.
+const MOST_KEYS: usize = 1_000_000;
+/// How long a tombstone lives, in seconds: a day is longer than any process sits on records that it has read.
+const TOMBSTONE: &[u8] = b"86400";
+
+/// Publishes to Redis (DESIGN §5). Each change is one script in one slot: all of it is there, or nothing.
 #[derive(Debug)]
 pub struct RedisPublisher {
     redis: Redis,
     publish: Script,
     unpublish: Script,
     put_key: Script,
-    delete_key: Script,
+    revoke_key: Script,
+    remove_key: Script,
 }
 
 impl RedisPublisher {
@@ -20,38 +33,24 @@ impl RedisPublisher {
     pub fn new(redis: Redis) -> Self {
         Self {
             redis,
-            publish: Script::new("publish_v1", include_str!("scripts/publish_v1.lua")),
-            unpublish: Script::new("unpublish_v1", include_str!("scripts/unpublish_v1.lua")),
-            put_key: Script::new("put_key_v1", include_str!("scripts/put_key_v1.lua")),
-            delete_key: Script::new("delete_key_v1", include_str!("scripts/delete_key_v1.lua")),
+            publish: Script::new("publish_v2", include_str!("scripts/publish_v2.lua")),
+            unpublish: Script::new("unpublish_v2", include_str!("scripts/unpublish_v2.lua")),
+            put_key: Script::new("put_key_v2", include_str!("scripts/put_key_v2.lua")),
+            revoke_key: Script::new("revoke_key_v1", include_str!("scripts/revoke_key_v1.lua")),
+            remove_key: Script::new("remove_key_v1", include_str!("scripts/remove_key_v1.lua")),
         }
     }
 
-    async fn write(
+    /// Runs a script on the keys of a publication that refuses when something newer is there.
+    async fn change(
         &self,
+        script: &Script,
         workspace: &WorkspaceId,
-        docs: &Documents,
-        revision: Revision,
-        mode: &str,
+        args: &[&[u8]],
     ) -> Result<(), PublishError> {
-        let keys = keys(workspace);
-        let (epoch, number) = (revision.epoch.to_string(), revision.number.to_string());
-        let message = message(&Invalidation::Workspace { workspace_id: workspace.clone() })?;
-        let args: [&[u8]; 8] = [
-            epoch.as_bytes(),
-            number.as_bytes(),
-            mode.as_bytes(),
-            &docs.workspace,
-            &docs.policy,
-            &docs.fingerprint,
-            Invalidation::CHANNEL.as_bytes(),
-            &message,
-        ];
-        let there: Vec<String> = self
-            .redis
-            .run(&self.publish, &keys.each_ref().map(String::as_str), &args)
-            .await
-            .map_err(unavailable)?;
+        let keys = PublicationKeys::of(workspace);
+        let keys = [keys.workspace.as_str(), &keys.policy, &keys.fingerprint];
+        let there: Vec<String> = self.redis.run(script, &keys, args).await.map_err(unavailable)?;
         match there.as_slice() {
             [] => Ok(()),
             [epoch, number, ..] => {
@@ -65,14 +64,39 @@ impl RedisPublisher {
             [_] => Err(PublishError::Unavailable("the script gave half an answer".to_owned())),
         }
     }
+
+    async fn write(
+        &self,
+        workspace: &WorkspaceId,
+        docs: &Documents,
+        revision: Revision,
+        mode: &str,
+        damaged: Option<&Documents>,
+    ) -> Result<(), PublishError> {
+        let (epoch, number) = (revision.epoch.to_string(), revision.number.to_string());
+        let message = message(&Invalidation::Workspace { workspace_id: workspace.clone() })?;
+        let args: [&[u8]; 9] = [
+            epoch.as_bytes(),
+            number.as_bytes(),
+            mode.as_bytes(),
+            &docs.workspace,
+            &docs.policy,
+            &docs.fingerprint,
+            Invalidation::CHANNEL.as_bytes(),
+            &message,
+            damaged.map_or(b"", |docs| &docs.fingerprint),
+        ];
+        self.change(&self.publish, workspace, &args).await
+    }
 }
 
-fn keys(workspace: &WorkspaceId) -> [String; 3] {
-    [
-        format!("snap:workspace:{{{workspace}}}"),
-        format!("policy:{{{workspace}}}"),
-        format!("snap:fingerprint:{{{workspace}}}"),
-    ]
+fn record_key(hash: &KeyHash) -> String {
+    format!("key:{}", hash.hex())
+}
+
+/// In the slot of the record, whose whole name counts since it has no braces.
+fn tombstone_key(hash: &KeyHash) -> String {
+    format!("revoked:{{key:{}}}", hash.hex())
 }
 
 fn message(invalidation: &Invalidation) -> Result<Vec<u8>, PublishError> {
@@ -86,17 +110,13 @@ fn unavailable(error: RedisError) -> PublishError {
 
 #[async_trait]
 impl Publisher for RedisPublisher {
-    async fn current(&self, workspace: &WorkspaceId) -> Result<Option<Revision>, PublishError> {
-        let [.., fingerprint] = keys(workspace);
-        let bytes: Option<Vec<u8>> =
-            self.redis.query(redis::cmd("GET").arg(fingerprint)).await.map_err(unavailable)?;
-        Ok(bytes.and_then(|b| serde_json::from_slice::<Fingerprint>(&b).ok()).map(|f| f.revision))
-    }
-
     async fn read(&self, workspace: &WorkspaceId) -> Result<Option<Documents>, PublishError> {
         type Bytes = Option<Vec<u8>>;
+        let keys = PublicationKeys::of(workspace);
+        // MGET, here and below, and never GET, which fails on a key that became something other than text.
+        let read = redis::cmd("MGET").arg(&[keys.workspace, keys.policy, keys.fingerprint]).to_owned();
         let (workspace, policy, fingerprint): (Bytes, Bytes, Bytes) =
-            self.redis.query(redis::cmd("MGET").arg(&keys(workspace))).await.map_err(unavailable)?;
+            self.redis.query(&read).await.map_err(unavailable)?;
         if workspace.is_none() && policy.is_none() && fingerprint.is_none() {
             return Ok(None);
         }
@@ -113,7 +133,7 @@ impl Publisher for RedisPublisher {
         docs: &Documents,
         revision: Revision,
     ) -> Result<(), PublishError> {
-        self.write(workspace, docs, revision, "new").await
+        self.write(workspace, docs, revision, "new", None).await
     }
 
     async fn repair(
@@ -121,37 +141,105 @@ impl Publisher for RedisPublisher {
         workspace: &WorkspaceId,
         docs: &Documents,
         revision: Revision,
+        damaged: Option<&Documents>,
     ) -> Result<(), PublishError> {
-        self.write(workspace, docs, revision, "repair").await
+        self.write(workspace, docs, revision, "repair", damaged).await
     }
 
-    async fn unpublish(&self, workspace: &WorkspaceId) -> Result<(), PublishError> {
-        let keys = keys(workspace);
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        up_to: Revision,
+        damaged: Option<&Documents>,
+    ) -> Result<(), PublishError> {
+        let (epoch, number) = (up_to.epoch.to_string(), up_to.number.to_string());
         let message = message(&Invalidation::Workspace { workspace_id: workspace.clone() })?;
-        let args: [&[u8]; 2] = [Invalidation::CHANNEL.as_bytes(), &message];
-        self.redis
-            .run::<i64>(&self.unpublish, &keys.each_ref().map(String::as_str), &args)
-            .await
-            .map_err(unavailable)?;
-        Ok(())
+        let args: [&[u8]; 5] = [
+            epoch.as_bytes(),
+            number.as_bytes(),
+            Invalidation::CHANNEL.as_bytes(),
+            &message,
+            damaged.map_or(b"", |docs| &docs.fingerprint),
+        ];
+        self.change(&self.unpublish, workspace, &args).await
     }
 
-    async fn put_key(&self, hash: &KeyHash, key: &KeyContext) -> Result<bool, PublishError> {
+    async fn keys(&self) -> Result<PublishedKeys, PublishError> {
+        let (loaded,): (Option<String>,) =
+            self.redis.query(redis::cmd("MGET").arg(LOADED)).await.map_err(unavailable)?;
+        let names = self.redis.scan("key:*", MOST_KEYS).await.map_err(unavailable)?;
+        let truncated = names.len() >= MOST_KEYS;
+        // What is not named like a record is somebody else's business.
+        let hashes: Vec<KeyHash> =
+            names.iter().filter_map(|name| name.strip_prefix("key:")?.parse().ok()).collect();
+        let mut records = HashMap::with_capacity(hashes.len());
+        for some in hashes.chunks(FLIGHT) {
+            let mut flight = redis::Pipeline::with_capacity(some.len());
+            for hash in some {
+                flight.cmd("MGET").arg(record_key(hash)).cmd("EXISTS").arg(record_key(hash));
+            }
+            let answers: Vec<redis::Value> = self.redis.pipeline(&flight).await.map_err(unavailable)?;
+            for (hash, answer) in some.iter().zip(answers.chunks(2)) {
+                let [record, exists] = answer else { continue };
+                let record: Vec<Option<Vec<u8>>> = redis::from_redis_value_ref(record).unwrap_or_default();
+                let exists: bool = redis::from_redis_value_ref(exists).unwrap_or_default();
+                match record.into_iter().next().flatten() {
+                    Some(record) => records.insert(*hash, record),
+                    None if exists => records.insert(*hash, Vec::new()),
+                    // It went in the middle of this.
+                    None => None,
+                };
+            }
+        }
+        Ok(PublishedKeys { records, loaded, truncated })
+    }
+
+    async fn put_key(
+        &self,
+        hash: &KeyHash,
+        key: &KeyContext,
+        damaged: Option<&[u8]>,
+    ) -> Result<bool, PublishError> {
         let record = serde_json::to_vec(key).map_err(|e| PublishError::Encode(e.to_string()))?;
-        let message = message(&Invalidation::Key { hash: *hash, delete_sessions: false })?;
-        let args: [&[u8]; 3] = [&record, Invalidation::CHANNEL.as_bytes(), &message];
-        let name = format!("key:{}", hash.hex());
-        self.redis.run(&self.put_key, &[&name], &args).await.map_err(unavailable)
+        let message = message(&Invalidation::key(*hash))?;
+        let revision = key.revision.to_string();
+        let args: [&[u8]; 5] = [
+            &record,
+            revision.as_bytes(),
+            Invalidation::CHANNEL.as_bytes(),
+            &message,
+            damaged.unwrap_or_default(),
+        ];
+        let keys = [record_key(hash), tombstone_key(hash)];
+        let keys = keys.each_ref().map(String::as_str);
+        self.redis.run(&self.put_key, &keys, &args).await.map_err(unavailable)
     }
 
-    async fn delete_key(&self, hash: &KeyHash, delete_sessions: bool) -> Result<bool, PublishError> {
-        let message = message(&Invalidation::Key { hash: *hash, delete_sessions })?;
-        let args: [&[u8]; 2] = [Invalidation::CHANNEL.as_bytes(), &message];
-        let name = format!("key:{}", hash.hex());
-        self.redis.run(&self.delete_key, &[&name], &args).await.map_err(unavailable)
+    async fn revoke_key(&self, record: &KeyRecord) -> Result<bool, PublishError> {
+        let (ends, invalidation) = match record.ending_sessions() {
+            Some((workspace, principal)) => {
+                (&b"sessions"[..], Invalidation::key_with_sessions(record.hash, workspace, principal))
+            }
+            None => (&b"key"[..], Invalidation::key(record.hash)),
+        };
+        let message = message(&invalidation)?;
+        let args: [&[u8]; 4] = [ends, TOMBSTONE, Invalidation::CHANNEL.as_bytes(), &message];
+        let keys = [record_key(&record.hash), tombstone_key(&record.hash)];
+        let keys = keys.each_ref().map(String::as_str);
+        self.redis.run(&self.revoke_key, &keys, &args).await.map_err(unavailable)
     }
 
-    async fn keys_loaded(&self) -> Result<(), PublishError> {
-        self.redis.query(redis::cmd("SET").arg("keys:loaded").arg("1")).await.map_err(unavailable)
+    async fn remove_key(&self, hash: &KeyHash, found: &[u8]) -> Result<bool, PublishError> {
+        let message = message(&Invalidation::key(*hash))?;
+        let args: [&[u8]; 3] = [found, Invalidation::CHANNEL.as_bytes(), &message];
+        self.redis.run(&self.remove_key, &[&record_key(hash)], &args).await.map_err(unavailable)
+    }
+
+    async fn keys_loaded(&self, store: Option<&str>) -> Result<(), PublishError> {
+        let command = match store {
+            Some(store) => redis::cmd("SET").arg(LOADED).arg(store).to_owned(),
+            None => redis::cmd("DEL").arg(LOADED).to_owned(),
+        };
+        self.redis.query(&command).await.map_err(unavailable)
     }
 }

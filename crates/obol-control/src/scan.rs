@@ -110,7 +110,11 @@ impl Scanner {
     }
 }
 
-fn list(source: &Path) -> Result<Vec<PathBuf>, String> {
+/// The workspace files of a folder, in the order of their names; a file is itself one.
+///
+/// # Errors
+/// When the folder cannot be read, in words.
+pub fn list(source: &Path) -> Result<Vec<PathBuf>, String> {
     let failed = |e: std::io::Error| format!("`{}` cannot be read: {}", source.display(), reason(&e));
     if !fs::metadata(source).map_err(failed)?.is_dir() {
         return Ok(vec![source.to_owned()]);

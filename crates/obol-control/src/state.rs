@@ -1,33 +1,78 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
-use obol_model::{KeyContext, KeyHash, Revision, WorkspaceId};
+use obol_model::snapshot::Documents;
+use obol_model::{KeyHash, Revision, WorkspaceId};
 
 use crate::compile::Compiled;
-use crate::heal::Desired;
-use crate::memory::Memory;
+use crate::keys::KeyRecord;
 use crate::scan::Change;
+use crate::store::Head;
 use crate::{Fault, SyncReport};
 
 /// What control knows, and what it still has to do.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) started: bool,
-    pub(crate) memory: Memory,
-    /// Which file speaks for a workspace.
-    pub(crate) owners: BTreeMap<WorkspaceId, PathBuf>,
-    /// Files that name a workspace for which another one speaks.
-    pub(crate) waiting: BTreeMap<PathBuf, Compiled>,
-    pub(crate) desired: BTreeMap<WorkspaceId, Desired>,
-    pub(crate) leaving: BTreeSet<WorkspaceId>,
-    pub(crate) keys: HashMap<KeyHash, KeyContext>,
-    /// Whether every key was written once.
-    pub(crate) keys_written: bool,
+    pub(crate) files: Spoken,
+    pub(crate) known: Known,
+    /// Keys as Redis was last told, by this process.
+    pub(crate) told: HashMap<KeyHash, KeyRecord>,
+    /// Whether every key was told once since Redis could not be asked.
+    pub(crate) keys_told: bool,
     /// What was newer than ours when it was last complained about.
     pub(crate) foreign: BTreeMap<WorkspaceId, Revision>,
 }
 
-impl State {
+/// What the store said last.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) identity: Option<String>,
+    pub(crate) generation: Option<u64>,
+    /// Whether the store could be read in this pass.
+    pub(crate) fresh: bool,
+    pub(crate) heads: BTreeMap<WorkspaceId, Followed>,
+    pub(crate) keys: HashMap<KeyHash, KeyRecord>,
+    /// Whether each key of the store is among them.
+    pub(crate) keys_complete: bool,
+}
+
+/// A workspace that was published at some time.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    pub(crate) head: Head,
+    /// Those of a published one.
+    pub(crate) documents: Option<Documents>,
+    /// Whether Redis was made to say the same.
+    pub(crate) told: bool,
+    /// Whether it changed since this process follows it, so that Redis cannot have it yet.
+    pub(crate) news: bool,
+    /// Whether its secrets were found to be sealed by the first key of the ring.
+    pub(crate) sealed: bool,
+}
+
+/// Which files speak for which workspaces.
+#[derive(Debug, Default)]
+pub(crate) struct Spoken {
+    /// Which file speaks for a workspace.
+    pub(crate) owners: BTreeMap<WorkspaceId, PathBuf>,
+    /// Files that name a workspace for which another one speaks.
+    waiting: BTreeMap<PathBuf, Compiled>,
+    /// What the files say.
+    pub(crate) contents: BTreeMap<WorkspaceId, Content>,
+    /// Workspaces whose file is gone.
+    pub(crate) leaving: BTreeSet<WorkspaceId>,
+}
+
+/// What a file says.
+#[derive(Debug)]
+pub(crate) struct Content {
+    pub(crate) compiled: Compiled,
+    /// The head with which it was found to agree, or to have nothing to say.
+    pub(crate) settled: Option<Head>,
+}
+
+impl Spoken {
     /// Takes up one change of the files.
     pub(crate) fn apply(&mut self, change: Change, report: &mut SyncReport) {
         match change {
@@ -79,14 +124,7 @@ impl State {
         self.waiting.remove(&path);
         self.leaving.remove(&workspace);
         self.owners.insert(workspace.clone(), path);
-        let floor = self.used(&workspace);
-        self.desired.insert(workspace, Desired::new(compiled, floor));
-    }
-
-    /// The highest revision that was ever used, as far as is known here.
-    fn used(&self, workspace: &WorkspaceId) -> Option<Revision> {
-        let remembered = self.memory.workspaces.get(workspace).and_then(|r| r.revision);
-        self.desired.get(workspace).and_then(Desired::revision).max(remembered)
+        self.contents.insert(workspace, Content { compiled, settled: None });
     }
 
     /// Files that waited for a workspace may have it now: a renamed file is no reason to unpublish. What nobody
@@ -99,10 +137,6 @@ impl State {
                 self.adopt(path, compiled);
             }
         }
-        for workspace in &self.leaving {
-            let used = self.used(workspace);
-            self.memory.workspaces.entry(workspace.clone()).or_default().revision = used;
-        }
-        self.desired.retain(|workspace, _| !self.leaving.contains(workspace));
+        self.contents.retain(|workspace, _| !self.leaving.contains(workspace));
     }
 }

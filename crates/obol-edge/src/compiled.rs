@@ -9,7 +9,7 @@ use obol_mcp::catalogue::Source;
 use obol_mcp::pool::{Endpoint, EndpointKind};
 use obol_mcp::wire::ProtocolVersion;
 use obol_model::snapshot::{
-    Auth, Connection, PolicySnapshot, Sealed, Transport, WorkerMode, WorkspaceSnapshot,
+    Auth, CatalogMode, Connection, PolicySnapshot, Sealed, Transport, WorkerMode, WorkspaceSnapshot,
 };
 use obol_model::{ConnectionName, KeyRing, Principal, ProviderName, Secret, SessionId, WorkspaceId};
 use obol_snapshot::Compile;
@@ -141,6 +141,7 @@ impl CompileWorkspace {
             }),
             namespace: connection.namespace,
             rules: rules.clone(),
+            pinned: connection.catalog == CatalogMode::Pinned,
         };
         Ok(CompiledConnection { sources: ProtocolVersion::ALL.map(source), mode })
     }

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
-use obol_model::{Kind, RequestId};
+use obol_model::Kind;
 use serde::Serialize;
 
 /// How long a client is asked to wait when a store cannot be asked (DESIGN §6.4).
@@ -19,8 +19,8 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
     /// Seconds after which a retry makes sense.
     pub(crate) retry_after_s: Option<u64>,
-    /// The `WWW-Authenticate` challenge (RFC 6750) of a 401.
-    pub(crate) challenge: Option<&'static str>,
+    /// The `WWW-Authenticate` challenge (RFC 6750) of a 401, or of a 403 that another token would lift.
+    pub(crate) challenge: Option<String>,
 }
 
 impl Refusal {
@@ -39,7 +39,7 @@ impl Refusal {
         if let Some(seconds) = self.retry_after_s {
             head = head.header(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if let Some(challenge) = self.challenge {
+        if let Some(challenge) = &self.challenge {
             head = head.header(header::WWW_AUTHENTICATE, challenge);
         }
         head
@@ -90,9 +90,4 @@ pub(crate) fn bytes_response(head: http::response::Builder, body: impl Into<Body
         .header(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))
         .body(body.into())
         .unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
-}
-
-/// A fresh id for the request, told to the client in `x-request-id` and found in logs and usage.
-pub(crate) fn request_id_header(id: RequestId) -> HeaderValue {
-    HeaderValue::from_str(&id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("unknown"))
 }

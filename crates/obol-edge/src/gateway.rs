@@ -7,24 +7,30 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get, post};
 use http::header::HeaderName;
-use obol_auth::Keys;
-use obol_drain::Drain;
+use obol_auth::oauth::AccessTokens;
+use obol_auth::{Keys, ServiceTokens};
+use obol_drain::{Class, Drain};
 use obol_llm::Llm;
 use obol_mcp::catalogue::Catalogue;
 use obol_mcp::pool::Pool;
 use obol_meter::Meter;
 use obol_model::{Clock, metric};
+use obol_peer::{Inbox, InboxOptions, Peers};
 use obol_session::Sessions;
 use obol_snapshot::Publications;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::admin::{Admin, AdminToken};
 use crate::compiled::CompileWorkspace;
 use crate::front::{Callers, Front};
+use crate::jwks;
 use crate::llm::LlmSurface;
 use crate::mcp::Mcp;
-use crate::ops::{Ops, Redis, ReloadVerifier};
+use crate::metadata;
+use crate::ops::{Ops, Redis};
 use crate::origin::{self, OriginPolicy};
+use crate::peer::{self, PeerHandler};
 
 /// Bounds and settings of the edge.
 #[derive(Debug, Clone)]
@@ -43,6 +49,8 @@ pub struct EdgeOptions {
 pub struct GatewayParts {
     /// Virtual keys.
     pub keys: Arc<Keys>,
+    /// Access tokens; `None` without OAuth.
+    pub tokens: Option<Arc<AccessTokens>>,
     /// Publications.
     pub publications: Arc<Publications<CompileWorkspace>>,
     /// MCP sessions.
@@ -55,14 +63,18 @@ pub struct GatewayParts {
     pub llm: Arc<Llm>,
     /// Usage.
     pub meter: Meter,
+    /// The other replicas.
+    pub peers: Arc<Peers>,
     /// Shutdown.
     pub drain: Drain,
     /// Wall time.
     pub clock: Arc<dyn Clock>,
     /// Whether Redis answers; always yes with the embedded store.
     pub redis: Redis,
-    /// Who may force a reload; `None` turns `/internal/reload` off.
-    pub reload: Option<ReloadVerifier>,
+    /// The service JWTs of this process; `None` turns off what needs them.
+    pub service: Option<Arc<ServiceTokens>>,
+    /// The operator's credential; `None` turns `/admin` off.
+    pub admin_token: Option<AdminToken>,
     /// Renders the metrics in Prometheus text.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
     /// Bounds.
@@ -76,6 +88,10 @@ pub struct Gateway {
     mcp: Arc<Mcp>,
     llm: Arc<LlmSurface>,
     ops: Arc<Ops>,
+    admin: Arc<Admin>,
+    tokens: Option<Arc<AccessTokens>>,
+    service: Option<Arc<ServiceTokens>>,
+    inbox: Option<Arc<Inbox>>,
     origins: OriginPolicy,
 }
 
@@ -84,17 +100,34 @@ impl Gateway {
     pub fn new(parts: GatewayParts) -> Self {
         let front = Front {
             keys: parts.keys.clone(),
+            tokens: parts.tokens.clone(),
+            clock: parts.clock.clone(),
             publications: parts.publications.clone(),
             max_body: parts.options.max_body,
             callers: Callers::default(),
         };
         let origins = parts.options.origins.clone();
-        Self {
+        let tokens = parts.tokens.clone();
+        let service = parts.service.clone();
+        let (peers, clock, tasks) = (parts.peers.clone(), parts.clock.clone(), parts.drain.tasks().clone());
+        let mut gateway = Self {
             llm: Arc::new(LlmSurface::new(front.clone(), &parts)),
             ops: Arc::new(Ops::new(&parts)),
+            admin: Admin::new(&parts),
             mcp: Arc::new(Mcp::new(front, parts)),
+            tokens,
+            service,
+            inbox: None,
             origins,
-        }
+        };
+        gateway.inbox = gateway.service.clone().map(|tokens| {
+            let handler = Arc::new(PeerHandler(gateway.mcp.clone()));
+            let spawn: obol_peer::Spawn =
+                Arc::new(move |future| tasks.spawn(Class::Background, "peer message", future));
+            let options = InboxOptions::default();
+            Arc::new(Inbox::new(peers.me().clone(), tokens, clock, handler, spawn, options))
+        });
+        gateway
     }
 
     /// The routes of `OBOL_LISTEN`.
@@ -116,6 +149,8 @@ impl Gateway {
             .merge(llm)
             .layer(middleware::from_fn_with_state(self.origins.clone(), origin::layer))
             .merge(self.probes())
+            .merge(metadata::routes(self.tokens.clone()))
+            .merge(jwks::routes(self.service.as_deref()))
             .fallback(crate::ops::not_found)
             .layer(middleware::from_fn(observe))
     }
@@ -130,11 +165,17 @@ impl Gateway {
         self.public().merge(self.operations())
     }
 
+    /// The routes of `OBOL_PEER_LISTEN`; `None` without a key that tells replicas from strangers.
+    pub fn peer(&self) -> Option<Router> {
+        self.inbox.clone().map(peer::routes)
+    }
+
     fn operations(&self) -> Router {
         Router::new()
             .route("/metrics", get(crate::ops::metrics))
             .route("/internal/reload", post(crate::ops::reload))
             .with_state(self.ops.clone())
+            .merge(self.admin.clone().routes())
     }
 
     fn probes(&self) -> Router {

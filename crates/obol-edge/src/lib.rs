@@ -6,18 +6,29 @@
 //! decides no policy; everything it needs is handed to [`Gateway`].
 
 mod activity;
+mod admin;
+mod audit;
 mod compiled;
+mod control_api;
 mod failure;
 mod front;
 mod gateway;
+mod jwks;
 mod llm;
 mod mcp;
+mod metadata;
 mod ops;
 mod origin;
+mod peer;
 mod serve;
+mod service;
+mod stamp;
 
+pub use admin::AdminToken;
 pub use compiled::{CompileWorkspace, Compiled};
+pub use control_api::{ControlApi, ControlKnowledge};
 pub use gateway::{EdgeOptions, Gateway, GatewayParts};
-pub use ops::{Redis as RedisProbe, ReloadVerifier};
+pub use mcp::spelling::spellings;
+pub use ops::Redis as RedisProbe;
 pub use origin::OriginPolicy;
 pub use serve::{Listeners, ServeOptions, serve};

@@ -11,17 +11,20 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use obol_authz::{Action, Context, Era, Request as Question, Resource};
+use obol_auth::oauth::Target as Reach;
+use obol_authz::{Action, Context, Decision, Era, PriceClass, Request as Question, Resource};
 use obol_llm::{
     Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Llm, LlmError, Sent, models_list, openai_error,
 };
 use obol_meter::{Meter, Price, Start, UsageGuard};
-use obol_model::snapshot::Model;
+use obol_model::snapshot::{Model, Target};
 use obol_model::{Clock, Kind, ModelName, Outcome, Tokens, UsageKind};
 
+use crate::audit;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
+use crate::stamp::Stamp;
 
 /// What the LLM endpoints work with.
 pub(crate) struct LlmSurface {
@@ -46,7 +49,10 @@ pub(crate) async fn chat_completions(State(surface): State<Arc<LlmSurface>>, req
 /// `GET /v1/models`: the models that the caller may invoke.
 pub(crate) async fn models(State(surface): State<Arc<LlmSurface>>, headers: HeaderMap) -> Response {
     with_request(&surface, &headers, async |admitted| {
-        let visible = admitted.publication.workspace.models.keys().filter(|name| may_invoke(admitted, name));
+        let all = &admitted.publication.workspace.models;
+        let visible = all.iter().filter(|(name, model)| may_invoke(admitted, name, model, |_, _| ()));
+        let visible: Vec<&ModelName> = visible.map(|(name, _)| name).collect();
+        audit::listed(admitted, None, "models", visible.len(), all.len() - visible.len());
         Ok(failure::bytes_response(Response::builder(), models_list(visible, surface.clock.now())))
     })
     .await
@@ -60,7 +66,8 @@ pub(crate) async fn model(
 ) -> Response {
     with_request(&surface, &headers, async |admitted| {
         // What is no text is no model either.
-        let (name, _) = find(admitted, name.as_deref().map_or("", String::as_str))?;
+        let name = name.as_deref().map_or("", String::as_str);
+        let (name, _) = find(admitted, name, |_, _| ())?;
         let created = surface.clock.now().as_second();
         let body =
             serde_json::json!({ "id": name, "object": "model", "created": created, "owned_by": "obol" });
@@ -82,7 +89,7 @@ async fn with_request<F>(surface: &LlmSurface, headers: &HeaderMap, serve: F) ->
 where
     F: AsyncFnOnce(&Admitted) -> Result<Response, Refused>,
 {
-    let admitted = match surface.front.admit(headers, true).await {
+    let admitted = match surface.front.admit(headers, Reach::Llm).await {
         Ok(admitted) => admitted,
         Err(refusal) => return Refused::from(refusal).respond(),
     };
@@ -90,7 +97,7 @@ where
         Ok(response) => response,
         Err(refused) => refused.respond(),
     };
-    response.headers_mut().insert("x-request-id", failure::request_id_header(admitted.request_id));
+    Stamp::of(&admitted).put(&mut response);
     response
 }
 
@@ -98,8 +105,11 @@ impl LlmSurface {
     async fn chat(&self, admitted: &Admitted, body: Body) -> Result<Response, Refused> {
         let body = self.front.body(body).await?;
         let request = ChatRequest::parse(body).map_err(Refused::from)?;
-        let (name, model) = find(admitted, request.model())?;
-        let attempts = attempts(admitted, model);
+        let record = |resource: Resource<'_>, decision: &Decision| {
+            audit::decided(admitted, None, "chat/completions", Action::InvokeModel, resource, decision);
+        };
+        let (name, model) = find(admitted, request.model(), record)?;
+        let attempts = attempts(admitted, name, model);
         let mut guard = self.begin_usage(admitted, name, model)?;
         let result = {
             let mut underway = Underway { guard: &mut guard, attempts: &attempts, sent: None };
@@ -133,8 +143,8 @@ impl LlmSurface {
     ) -> Result<UsageGuard, Refused> {
         let start = Start {
             request_id: admitted.request_id,
-            workspace_id: admitted.key.workspace_id.clone(),
-            key_id: admitted.key.key_id.clone(),
+            workspace_id: admitted.identity.workspace_id().clone(),
+            principal: admitted.identity.principal(),
             revision: admitted.publication.revision(),
             kind: UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None },
             price: Price::Tokens(model.targets.first().map(|t| t.price).unwrap_or_default()),
@@ -147,13 +157,17 @@ impl LlmSurface {
 }
 
 /// The model that the caller calls `name`. One that does not exist and one that may not be invoked have one answer.
-fn find<'a>(admitted: &'a Admitted, name: &str) -> Result<(&'a ModelName, &'a Model), Refused> {
+fn find<'a>(
+    admitted: &'a Admitted,
+    name: &str,
+    record: impl Fn(Resource<'_>, &Decision),
+) -> Result<(&'a ModelName, &'a Model), Refused> {
     admitted
         .publication
         .workspace
         .models
         .get_key_value(name)
-        .filter(|(name, _)| may_invoke(admitted, name))
+        .filter(|(name, model)| may_invoke(admitted, name, model, record))
         .ok_or_else(|| {
             let short: String = name.chars().take(128).collect();
             let message = format!("The model `{short}` does not exist or you do not have access to it.");
@@ -161,11 +175,27 @@ fn find<'a>(admitted: &'a Admitted, name: &str) -> Result<(&'a ModelName, &'a Mo
         })
 }
 
-fn may_invoke(admitted: &Admitted, name: &ModelName) -> bool {
+/// Whether the caller may invoke a model: its first target decides, the others are fallbacks.
+fn may_invoke(
+    admitted: &Admitted,
+    name: &ModelName,
+    model: &Model,
+    record: impl FnOnce(Resource<'_>, &Decision),
+) -> bool {
+    model.targets.first().is_some_and(|target| {
+        let (resource, decision) = decide(admitted, name, target);
+        record(resource, &decision);
+        decision.allowed
+    })
+}
+
+fn decide<'a>(admitted: &Admitted, name: &'a ModelName, target: &'a Target) -> (Resource<'a>, Arc<Decision>) {
+    let (provider, price_class) = (&target.provider, PriceClass::of(&target.price));
+    let resource = Resource::Model { name, provider, price_class };
     let question = Question {
         caller: &admitted.caller,
         action: Action::InvokeModel,
-        resource: Resource::Model { name },
+        resource,
         context: Context {
             environment: &admitted.publication.workspace.environment,
             client: None,
@@ -173,14 +203,16 @@ fn may_invoke(admitted: &Admitted, name: &ModelName) -> bool {
             arguments: None,
         },
     };
-    admitted.publication.compiled.policies.decide(&question).allowed
+    (resource, admitted.publication.compiled.policies.decide(&question))
 }
 
-fn attempts<'a>(admitted: &'a Admitted, model: &'a Model) -> Vec<Attempt<'a>> {
+/// The targets that the caller may reach, in order. A fallback that it may not is skipped (DESIGN §11.2).
+fn attempts<'a>(admitted: &'a Admitted, name: &ModelName, model: &'a Model) -> Vec<Attempt<'a>> {
     let publication = &admitted.publication;
     model
         .targets
         .iter()
+        .filter(|target| decide(admitted, name, target).1.allowed)
         .filter_map(|target| {
             let provider = publication.workspace.providers.get(&target.provider)?;
             Some(Attempt {
@@ -280,7 +312,7 @@ struct Refused {
     message: String,
     param: Option<&'static str>,
     retry_after_s: Option<u64>,
-    challenge: Option<&'static str>,
+    challenge: Option<String>,
 }
 
 impl Refused {
@@ -329,7 +361,9 @@ impl From<LlmError> for Refused {
 mod tests {
     use obol_meter::{EmbeddedSink, MeterOptions, meter};
     use obol_model::snapshot::{Target, TokenPrice};
-    use obol_model::{ManualClock, NanoUsd, PerMillion, ReplicaId, RequestId, Revision, UsageEvent};
+    use obol_model::{
+        ManualClock, NanoUsd, PerMillion, Principal, ReplicaId, RequestId, Revision, UsageEvent,
+    };
     use tokio_util::sync::CancellationToken;
 
     use super::*;
@@ -357,7 +391,7 @@ mod tests {
         let mut guard = meter
             .begin(Start {
                 workspace_id: "acme".parse().unwrap(),
-                key_id: "k1".parse().unwrap(),
+                principal: Principal::Key("k1".parse().unwrap()),
                 revision: Revision { epoch: 1, number: 7 },
                 kind: UsageKind::ChatCompletion {
                     model: "small".parse().unwrap(),

@@ -1,41 +1,37 @@
 //! Probes, metrics and the reload that control forces (DESIGN §3).
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::State;
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use obol_auth::{Expected, ServiceTokens};
 use obol_drain::Drain;
 use obol_model::{Clock, Kind, WorkspaceId};
 use obol_snapshot::Publications;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 
 use crate::compiled::CompileWorkspace;
 use crate::failure::{Refusal, json};
 use crate::gateway::GatewayParts;
+use crate::service;
+
+/// Bounds of the body of a reload, which has one line.
+const MAX_BODY: usize = 16 << 10;
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks Redis for a sign of life, within its own deadline.
 pub type Redis = Arc<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>;
-
-/// Who may call `/internal/reload`.
-#[derive(Debug, Clone)]
-pub struct ReloadVerifier {
-    /// Verifies the service JWT.
-    pub tokens: Arc<ServiceTokens>,
-    /// Whom it must be for.
-    pub audience: String,
-    /// Who must have signed it.
-    pub issuer: String,
-}
 
 pub(crate) struct Ops {
     publications: Arc<Publications<CompileWorkspace>>,
     drain: Drain,
     redis: Redis,
-    reload: Option<ReloadVerifier>,
+    service: Option<Arc<ServiceTokens>>,
     clock: Arc<dyn Clock>,
     metrics: Arc<dyn Fn() -> String + Send + Sync>,
 }
@@ -46,7 +42,7 @@ impl Ops {
             publications: parts.publications.clone(),
             drain: parts.drain.clone(),
             redis: parts.redis.clone(),
-            reload: parts.reload.clone(),
+            service: parts.service.clone(),
             clock: parts.clock.clone(),
             metrics: parts.metrics.clone(),
         }
@@ -103,34 +99,24 @@ struct Reloaded {
 }
 
 /// `POST /internal/reload` with a service JWT of control.
-pub(crate) async fn reload(State(ops): State<Arc<Ops>>, headers: HeaderMap, body: Bytes) -> Response {
-    match ops.reload(&headers, &body).await {
+pub(crate) async fn reload(State(ops): State<Arc<Ops>>, request: Request) -> Response {
+    match ops.reload(request).await {
         Ok(reloaded) => json(Response::builder(), &serde_json::json!({"reloaded": reloaded})),
         Err(refusal) => refusal.into_response(),
     }
 }
 
 impl Ops {
-    async fn reload(&self, headers: &HeaderMap, body: &[u8]) -> Result<Vec<Reloaded>, Refusal> {
-        let verifier = self.reload.as_ref().ok_or_else(|| {
+    async fn reload(&self, request: Request) -> Result<Vec<Reloaded>, Refusal> {
+        let tokens = self.service.as_ref().ok_or_else(|| {
             let message = "reload is off: set OBOL_SERVICE_JWT_SECRET or OBOL_SERVICE_JWT_KEY_FILE";
             Refusal::new(Kind::NotFound, "reload_off", message)
         })?;
-        let unauthenticated = |message: &str| Refusal {
-            challenge: Some("Bearer realm=\"obol\", error=\"invalid_token\""),
-            ..Refusal::new(Kind::Unauthenticated, "invalid_service_token", message)
-        };
-        let token = headers
-            .get(header::AUTHORIZATION)
-            .and_then(|v| v.to_str().ok())
-            .and_then(|v| v.strip_prefix("Bearer "))
-            .ok_or_else(|| unauthenticated("send a service JWT as `Authorization: Bearer …`"))?;
-        let expected = Expected { audience: &verifier.audience, issuer: &verifier.issuer };
-        if let Err(e) = verifier.tokens.verify(token, &expected, self.clock.now()) {
-            tracing::warn!(error = %e, "service token refused");
-            return Err(unauthenticated("the service JWT is not valid"));
-        }
-        let request: ReloadRequest = serde_json::from_slice(body).map_err(|e| {
+        // Nothing of the body is read for those who may not call.
+        service::caller(tokens, &Expected::RELOAD, request.headers(), &*self.clock).await?;
+        let body = timeout(BODY_TIMEOUT, to_bytes(request.into_body(), MAX_BODY)).await;
+        let body = body.ok().and_then(Result::ok).unwrap_or_default();
+        let request: ReloadRequest = serde_json::from_slice(&body).map_err(|e| {
             let message = format!("send `{{\"workspace_id\":\"…\"}}` or `{{\"all\":true}}`: {e}");
             Refusal::new(Kind::InvalidRequest, "bad_reload", message)
         })?;

@@ -24,8 +24,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// Between two pings on HTTP/2: a peer that is gone without a word is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Bound of a request's head.
-const MAX_HEAD: usize = 64 << 10;
+/// Bound of a request's head. Wide enough for an absurd access token, so that it gets the answer that says so.
+const MAX_HEAD: usize = 128 << 10;
 
 /// Listeners that are bound already, so that a taken port fails the start.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use obol_model::snapshot::TokenPrice;
 use obol_model::{
-    Clock, KeyId, Kind, NanoUsd, Outcome, ProviderName, ReplicaId, RequestId, Revision, Tokens, UsageEvent,
-    UsageKind, WorkspaceId, metric,
+    Clock, Kind, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, Tokens,
+    UsageEvent, UsageKind, WorkspaceId, metric,
 };
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
@@ -117,8 +117,8 @@ impl MeterError {
 pub struct Start {
     /// Whose money.
     pub workspace_id: WorkspaceId,
-    /// The key that pays.
-    pub key_id: KeyId,
+    /// Who pays.
+    pub principal: Principal,
     /// The publication that routes and prices the call.
     pub revision: Revision,
     /// What is called.
@@ -243,7 +243,7 @@ impl Drop for UsageGuard {
             schema_version: UsageEvent::SCHEMA,
             event_id: self.start.request_id,
             workspace_id: self.start.workspace_id.clone(),
-            key_id: self.start.key_id.clone(),
+            principal: self.start.principal.clone(),
             replica: self.shared.replica.clone(),
             revision: self.start.revision,
             kind: self.start.kind.clone(),

@@ -14,7 +14,7 @@ pub struct ParseIdError {
 }
 
 impl ParseIdError {
-    fn new(what: &'static str, rule: &'static str, input: &str) -> Self {
+    pub(crate) fn new(what: &'static str, rule: &'static str, input: &str) -> Self {
         // A hostile input must not become a log line of megabytes.
         Self { what, rule, input: input.chars().take(80).collect() }
     }

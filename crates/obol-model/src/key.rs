@@ -35,12 +35,40 @@ impl VirtualKey {
         self.0.expose()
     }
 
+    /// Whether a credential is to be a virtual key, well formed or not: no other kind begins like this.
+    pub fn has_prefix(credential: &str) -> bool {
+        credential.starts_with(PREFIX)
+    }
+
     /// What is stored in place of the key.
     pub fn hash(&self) -> KeyHash {
-        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, self.expose().as_bytes());
-        let mut bytes = [0_u8; 32];
-        bytes.copy_from_slice(digest.as_ref());
-        KeyHash(bytes)
+        hash(self.expose())
+    }
+
+    /// The hash of a key that a request brings, without keeping the key.
+    ///
+    /// # Errors
+    /// When the text is no virtual key.
+    pub fn hash_of(text: &str) -> Result<KeyHash, ParseVirtualKeyError> {
+        check(text)?;
+        Ok(hash(text))
+    }
+}
+
+fn hash(key: &str) -> KeyHash {
+    let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key.as_bytes());
+    let mut bytes = [0_u8; 32];
+    bytes.copy_from_slice(digest.as_ref());
+    KeyHash(bytes)
+}
+
+fn check(key: &str) -> Result<(), ParseVirtualKeyError> {
+    let text = key.strip_prefix(PREFIX).ok_or(ParseVirtualKeyError)?;
+    // More than 32 bytes do not fit. Decoding refuses what is not base64url, and stray bits in the last character: one
+    // key has one spelling.
+    match URL_SAFE_NO_PAD.decode_slice(text, &mut [0_u8; 32]) {
+        Ok(32) => Ok(()),
+        _ => Err(ParseVirtualKeyError),
     }
 }
 
@@ -48,12 +76,8 @@ impl FromStr for VirtualKey {
     type Err = ParseVirtualKeyError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let text = s.strip_prefix(PREFIX).ok_or(ParseVirtualKeyError)?;
-        // Decoding refuses what is not base64url, and stray bits in the last character: one key has one spelling.
-        match URL_SAFE_NO_PAD.decode(text) {
-            Ok(bytes) if bytes.len() == 32 => Ok(Self(Secret::new(s.to_owned()))),
-            _ => Err(ParseVirtualKeyError),
-        }
+        check(s)?;
+        Ok(Self(Secret::new(s.to_owned())))
     }
 }
 
@@ -157,9 +181,10 @@ mod tests {
         assert_eq!(key.expose().len(), 48);
         let again: VirtualKey = key.expose().parse().unwrap();
         assert_eq!(again.hash(), key.hash());
+        assert_eq!(VirtualKey::hash_of(key.expose()).unwrap(), key.hash());
         assert_eq!(key.hash().hex().parse::<KeyHash>().unwrap(), key.hash());
         for bad in ["", "obol_", "obol_short", "sk-123", &format!("{}=", key.expose()), &key.expose()[5..]] {
-            assert!(bad.parse::<VirtualKey>().is_err(), "{bad}");
+            assert!(bad.parse::<VirtualKey>().is_err() && VirtualKey::hash_of(bad).is_err(), "{bad}");
         }
     }
 

@@ -12,6 +12,7 @@ mod invalidation;
 mod key;
 pub mod metric;
 mod money;
+pub mod names;
 pub mod net;
 mod peer_name;
 mod seal;

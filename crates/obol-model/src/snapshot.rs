@@ -15,6 +15,9 @@ use crate::{ConnectionName, ModelName, NanoUsd, PerMillion, ProviderName, Worksp
 /// The version of the documents that this release writes, and the highest that it reads.
 pub const SCHEMA: u32 = 1;
 
+/// The most bytes that one of the documents may have: what is parsed while requests wait has to have a bound.
+pub const LARGEST_DOCUMENT: usize = 16 << 20;
+
 /// Which publication: only an operator raises the epoch, the number grows with each publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Revision {
@@ -44,6 +47,9 @@ pub struct WorkspaceSnapshot {
     /// A frozen workspace answers `403` to everything.
     #[serde(default)]
     pub frozen: bool,
+    /// Whether answers name the revision that they were given under (`x-obol-revision`).
+    #[serde(default)]
+    pub expose_revision: bool,
     /// Who may use a session beside its creator.
     #[serde(default)]
     pub session_binding: SessionBinding,
@@ -81,6 +87,9 @@ pub struct Connection {
     /// Whether the server keeps state in its session that must not be lost in silence (DESIGN §9.4).
     #[serde(default)]
     pub stateful: bool,
+    /// Which of its tools appear.
+    #[serde(default)]
+    pub catalog: CatalogMode,
     /// Rules for single tools, by the name that the upstream gives them.
     #[serde(default)]
     pub tools: BTreeMap<String, ToolRule>,
@@ -144,6 +153,17 @@ pub enum Namespace {
     None,
 }
 
+/// Which tools of a connection appear (DESIGN §9.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CatalogMode {
+    /// Those that the server lists.
+    #[default]
+    Live,
+    /// Those whose definition has the digest that their rule names; what changed or was added since is hidden.
+    Pinned,
+}
+
 /// What a workspace decides about one tool.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ToolRule {
@@ -162,6 +182,9 @@ pub struct ToolRule {
     /// Overrides the upstream's `readOnlyHint` for policies.
     #[serde(default)]
     pub read_only: Option<bool>,
+    /// What its definition is pinned to with [`CatalogMode::Pinned`]: `sha256:` and 64 hexadecimal digits.
+    #[serde(default)]
+    pub digest: Option<String>,
 }
 
 /// A credential as it stands in a snapshot: `v1.{key id}.{base64url(nonce ‖ ciphertext ‖ tag)}`, AES-256-GCM with the
@@ -341,13 +364,19 @@ pub enum InvalidPublication {
         /// What the parser said.
         reason: String,
     },
-    /// A document is newer than this release can read.
-    #[error("the {document} has schema version {found}, this release reads up to {SCHEMA}")]
+    /// A document is of a version that this release cannot read.
+    #[error("the {document} has schema version {found}, this release reads 1 to {SCHEMA}")]
     UnknownSchema {
         /// Which document.
         document: &'static str,
         /// Its version.
         found: u32,
+    },
+    /// A document is larger than a replica reads.
+    #[error("the {document} has more than {LARGEST_DOCUMENT} bytes")]
+    TooLarge {
+        /// Which document.
+        document: &'static str,
     },
     /// The bytes are not those that the fingerprint names.
     #[error("the {document} is not the one that the fingerprint names")]
@@ -384,7 +413,7 @@ fn read<'a, T: Deserialize<'a>>(document: &'static str, bytes: &'a [u8]) -> Resu
     let malformed = |e: serde_json::Error| InvalidPublication::Malformed { document, reason: e.to_string() };
     // The version first: a document of a later release may have another shape altogether.
     let version: Version = serde_json::from_slice(bytes).map_err(malformed)?;
-    if version.schema_version > SCHEMA {
+    if !(1..=SCHEMA).contains(&version.schema_version) {
         return Err(InvalidPublication::UnknownSchema { document, found: version.schema_version });
     }
     serde_json::from_slice(bytes).map_err(malformed)
@@ -394,7 +423,7 @@ impl Documents {
     /// Writes a coherent publication.
     ///
     /// # Errors
-    /// When a document cannot be written as JSON, or the two are not of one workspace and revision.
+    /// When a document cannot be written as JSON or is too large, or the two are not of one workspace and revision.
     pub fn encode(
         workspace: &WorkspaceSnapshot,
         policy: &PolicySnapshot,
@@ -417,7 +446,26 @@ impl Documents {
             policy_sha256: sha256_hex(&policy_bytes),
         })
         .map_err(malformed("fingerprint"))?;
-        Ok(Self { workspace: workspace_bytes, policy: policy_bytes, fingerprint })
+        let documents = Self { workspace: workspace_bytes, policy: policy_bytes, fingerprint };
+        documents.check_sizes()?;
+        Ok(documents)
+    }
+
+    /// What the fingerprint says, true or not; for telling which publication it is that cannot be used.
+    pub fn claimed(&self) -> Option<Fingerprint> {
+        serde_json::from_slice(&self.fingerprint).ok()
+    }
+
+    fn check_sizes(&self) -> Result<(), InvalidPublication> {
+        let documents = [
+            ("workspace snapshot", &self.workspace),
+            ("policy snapshot", &self.policy),
+            ("fingerprint", &self.fingerprint),
+        ];
+        match documents.into_iter().find(|(_, bytes)| bytes.len() > LARGEST_DOCUMENT) {
+            Some((document, _)) => Err(InvalidPublication::TooLarge { document }),
+            None => Ok(()),
+        }
     }
 
     /// Reads the fingerprint and checks that it names these very bytes. Enough to see that a publication is the one
@@ -426,6 +474,7 @@ impl Documents {
     /// # Errors
     /// When the fingerprint cannot be read, or a document is not the one that it names.
     pub fn verify(&self) -> Result<Fingerprint, InvalidPublication> {
+        self.check_sizes()?;
         let fingerprint: Fingerprint = read("fingerprint", &self.fingerprint)?;
         if sha256_hex(&self.workspace) != fingerprint.workspace_sha256 {
             return Err(InvalidPublication::HashMismatch { document: "workspace snapshot" });
@@ -474,6 +523,7 @@ mod tests {
                 revision,
                 environment: "test".into(),
                 frozen: false,
+                expose_revision: false,
                 session_binding: SessionBinding::default(),
                 connections: BTreeMap::new(),
                 providers: BTreeMap::new(),
@@ -525,8 +575,12 @@ mod tests {
         ));
         let future = Documents { fingerprint: br#"{"schema_version":99}"#.to_vec(), ..docs.clone() };
         assert!(matches!(future.decode(&ours), Err(InvalidPublication::UnknownSchema { found: 99, .. })));
-        let broken = Documents { fingerprint: b"{".to_vec(), ..docs };
+        let ancient = Documents { fingerprint: br#"{"schema_version":0}"#.to_vec(), ..docs.clone() };
+        assert!(matches!(ancient.decode(&ours), Err(InvalidPublication::UnknownSchema { found: 0, .. })));
+        let broken = Documents { fingerprint: b"{".to_vec(), ..docs.clone() };
         assert!(matches!(broken.decode(&ours), Err(InvalidPublication::Malformed { .. })));
+        let huge = Documents { policy: vec![b' '; LARGEST_DOCUMENT + 1], ..docs };
+        assert_eq!(huge.decode(&ours), Err(InvalidPublication::TooLarge { document: "policy snapshot" }));
     }
 
     impl PartialEq for WorkspaceSnapshot {

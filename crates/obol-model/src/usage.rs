@@ -2,7 +2,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ConnectionName, KeyId, ModelName, NanoUsd, ProviderName, ReplicaId, RequestId, Revision, WorkspaceId,
+    ConnectionName, KeyId, ModelName, NanoUsd, Principal, ProviderName, ReplicaId, RequestId, Revision,
+    WorkspaceId,
 };
 
 /// The immutable record of one metered call, as it stands in `usage:{WS}` (DESIGN §12).
@@ -14,8 +15,9 @@ pub struct UsageEvent {
     pub event_id: RequestId,
     /// Whose money.
     pub workspace_id: WorkspaceId,
-    /// The key that paid.
-    pub key_id: KeyId,
+    /// Who paid: `key_id`, or `user` with `issuer` and `subject`.
+    #[serde(flatten, with = "Payer")]
+    pub principal: Principal,
     /// Which process measured it.
     pub replica: ReplicaId,
     /// The publication that routed and priced the call.
@@ -41,6 +43,18 @@ pub struct UsageEvent {
 impl UsageEvent {
     /// The version of the document that this release writes.
     pub const SCHEMA: u32 = 1;
+}
+
+/// How a [`Principal`] stands in an event.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Principal", rename_all = "snake_case")]
+enum Payer {
+    #[serde(rename = "key_id")]
+    Key(KeyId),
+    User {
+        issuer: String,
+        subject: String,
+    },
 }
 
 /// What a metered call called.
@@ -98,4 +112,23 @@ pub struct Tokens {
     pub cached_input: u64,
     /// Completion tokens, reasoning included (as the OpenAI dialect counts them).
     pub output: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_names_who_paid_and_those_of_the_first_release_can_be_read() {
+        let golden = r#"{"schema_version":1,"event_id":"019b7e2f-4f0a-7000-8000-000000000001","workspace_id":"acme","key_id":"k1","replica":"r-0123456789ab","revision":{"epoch":1,"number":7},"kind":"tool_call","connection":"git","tool":"search","outcome":"ok","started_at":"2026-01-02T03:04:05Z","duration_ms":12,"tokens":{"input":0,"cached_input":0,"output":0},"cost":5,"estimated":false}"#;
+        let event: UsageEvent = serde_json::from_str(golden).unwrap();
+        assert_eq!(event.principal, Principal::Key("k1".parse().unwrap()));
+        assert_eq!(serde_json::to_string(&event).unwrap(), golden);
+        let principal = Principal::User { issuer: "https://idp.example".into(), subject: "alice".into() };
+        let event = UsageEvent { principal, ..event };
+        let text = serde_json::to_string(&event).unwrap();
+        assert!(text.contains(r#","user":{"issuer":"https://idp.example","subject":"alice"},"#), "{text}");
+        assert!(!text.contains("key_id"), "{text}");
+        assert_eq!(serde_json::from_str::<UsageEvent>(&text).unwrap(), event);
+    }
 }

@@ -1,17 +1,19 @@
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use obol_model::{Secret, metric};
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, FromRedisValue, Pipeline, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, ServerErrorKind, Value};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::link::Link;
-use crate::target::Target;
-use crate::{RedisError, Script, SubscriberEvent, subscriber};
+use crate::batch::Batch;
+use crate::link::Deadline;
+use crate::servers::Servers;
+use crate::url::FORMS;
+use crate::{RedisError, RedisUrl, Script, SubscriberEvent, subscriber};
 
 /// How many keys one step of a scan looks at.
 const SCAN_STEP: usize = 1000;
@@ -19,11 +21,19 @@ const SCAN_STEP: usize = 1000;
 /// The oldest Redis that the scripts are tested with.
 const OLDEST: (u32, u32) = (7, 0);
 
+/// At start a server that says nothing gets so many attempts' time: a slow handshake is worth waiting for.
+const PATIENCE: u32 = 4;
+
+/// Between two of those attempts.
+const BREATH: Duration = Duration::from_millis(50);
+
 /// How to reach Redis.
 #[derive(Debug, Clone)]
 pub struct RedisOptions {
-    /// `redis://` or `rediss://`, with the credentials.
+    /// As [`RedisUrl`] describes, with the credentials.
     pub url: Secret<String>,
+    /// PEM certificates of the authorities that the servers' own are checked with, instead of the public ones.
+    pub ca: Option<Vec<u8>>,
     /// The deadline of each command, connecting included. 800 ms by default: a request that finds Redis silent is
     /// to be answered within a second (DESIGN §14).
     pub command_timeout: Duration,
@@ -35,36 +45,67 @@ pub struct RedisOptions {
 impl RedisOptions {
     /// The defaults for a URL.
     pub fn new(url: Secret<String>) -> Self {
-        Self { url, command_timeout: Duration::from_millis(800), connect_timeout: Duration::from_millis(500) }
+        Self {
+            url,
+            ca: None,
+            command_timeout: Duration::from_millis(800),
+            connect_timeout: Duration::from_millis(500),
+        }
     }
 }
 
-/// A client of one Redis. Clones are cheap and share one connection.
+/// A client of one Redis: a server, a master that Sentinel watches, or a Cluster. Clones are cheap and share the
+/// connections.
 ///
 /// All methods are cancel-safe in the sense that abandoning one harms no other command; whether Redis still executes
 /// the abandoned command is unknown, as it is after [`RedisError::Timeout`] and [`RedisError::Io`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Redis {
-    link: Arc<Link>,
+    servers: Arc<Servers>,
     command_timeout: Duration,
+    connect_timeout: Duration,
+}
+
+impl fmt::Debug for Redis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis").field("servers", self.servers.name()).finish_non_exhaustive()
+    }
 }
 
 impl Redis {
     /// Connects and asks for a sign of life.
     ///
     /// # Errors
-    /// [`RedisError::BadUrl`] for a URL that this release cannot use; otherwise why the server cannot be reached, with
-    /// its address and without the password.
+    /// [`RedisError::BadUrl`] and [`RedisError::BadCa`] for what can never work; otherwise why the server cannot be
+    /// reached, with its address and without the password.
     pub async fn connect(options: RedisOptions) -> Result<Self, RedisError> {
-        let target = Target::parse(options.url.expose())?;
-        let redis = Self {
-            link: Link::new(target, options.connect_timeout),
-            command_timeout: options.command_timeout,
-        };
-        // Outside of the commands' deadline: at start a slow handshake is worth waiting for.
-        redis.link.connection().await?;
+        let RedisOptions { url, ca, command_timeout, connect_timeout } = options;
+        let url = RedisUrl::parse(url.expose())
+            .map_err(|why| RedisError::BadUrl { reason: format!("it {why}; use {FORMS}") })?;
+        let servers = Arc::new(Servers::new(url, ca.map(Arc::from).as_ref(), connect_timeout)?);
+        let redis = Self { servers, command_timeout, connect_timeout };
+        let end = Instant::now() + connect_timeout * PATIENCE;
+        loop {
+            // Outside of the commands' deadline.
+            match redis.servers.open(Deadline::after(connect_timeout * PATIENCE)).await {
+                Err(why) if why.is_silence() && Instant::now() < end => sleep(BREATH).await,
+                opened => break opened?,
+            }
+        }
         redis.ping().await?;
         Ok(redis)
+    }
+
+    /// Looks after the connections until `shutdown`: makes them again when they are lost, with backoff, notices silent
+    /// ones, and follows a master or slots that move.
+    ///
+    /// While it runs no command waits for a server that is known to be away. Without it commands do all of this
+    /// themselves, when they find out; that is enough for a short life.
+    pub async fn keep(&self, shutdown: CancellationToken) {
+        tokio::select! {
+            () = self.servers.keep(self.command_timeout) => {}
+            () = shutdown.cancelled() => {}
+        }
     }
 
     /// Sends a command. Not for commands that block: the deadline would take the connection from everybody.
@@ -72,20 +113,31 @@ impl Redis {
     /// # Errors
     /// When Redis could not be asked, or answered with an error or not with a `T`.
     pub async fn query<T: FromRedisValue>(&self, cmd: &Cmd) -> Result<T, RedisError> {
-        let send = |mut link: MultiplexedConnection| async move { cmd.query_async(&mut link).await };
-        counted(self.flight(self.deadline(), send).await.and_then(|(answer, _)| self.read(answer)))
+        counted(self.send(Batch::One(cmd)).await)
     }
 
-    /// Sends several commands in one flight.
+    /// Sends several commands in one flight. On a Cluster it is one flight to each node that they belong to, at the same
+    /// time; the order of answers is that of the commands.
     ///
     /// # Errors
-    /// As [`Redis::query`]; an error of one command is the error of all unless the pipeline ignores errors.
+    /// As [`Redis::query`]; an error of one command is the error of all unless the pipeline ignores errors. When it
+    /// does and some nodes of a Cluster could not be asked, `UNAVAILABLE` stands in place of their answers.
     pub async fn pipeline<T: FromRedisValue>(&self, pipe: &Pipeline) -> Result<T, RedisError> {
-        let send = |mut link: MultiplexedConnection| async move { pipe.query_async(&mut link).await };
-        counted(self.flight(self.deadline(), send).await.and_then(|(answer, _)| self.read(answer)))
+        counted(self.send(Batch::Many(pipe)).await)
     }
 
-    /// Runs a script, which is uploaded when Redis does not know it (a second flight, within the same deadline).
+    async fn send<T: FromRedisValue>(&self, batch: Batch<'_>) -> Result<T, RedisError> {
+        if batch.len() == 0 {
+            return self.read(Value::Array(Vec::new()));
+        }
+        let mut answers = self.servers.send(batch, self.deadline()).await?;
+        let values = std::mem::take(&mut answers.values);
+        let answer = batch.read(values).await.map_err(|why| answers.error(why))?;
+        self.read(answer)
+    }
+
+    /// Runs a script, whose text is sent when Redis does not know it (a second flight, within the same deadline). On a
+    /// Cluster all keys must lie in one slot.
     ///
     /// # Errors
     /// As [`Redis::query`].
@@ -99,7 +151,8 @@ impl Redis {
     }
 
     /// Runs a script and, in the same flight and after it, commands whose answers nobody needs: they may fail, and
-    /// they run whatever the script answers.
+    /// they run whatever the script answers. On a Cluster those of other nodes go there at the same time, and nobody
+    /// waits for them.
     ///
     /// # Errors
     /// As [`Redis::query`], for the script alone.
@@ -121,39 +174,25 @@ impl Redis {
         beside: Vec<Cmd>,
     ) -> Result<T, RedisError> {
         let deadline = self.deadline();
-        let mut pipe = Pipeline::with_capacity(1 + beside.len());
-        pipe.ignore_errors().add_command(script.call(keys, args));
-        for cmd in beside {
-            pipe.add_command(cmd).ignore();
+        let answers = self.servers.send_beside(script.call(keys, args), beside, deadline).await?;
+        let (mut answer, mut server) = (answers.values.into_iter().next(), answers.server);
+        let unknown = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
+        if answer.as_ref().is_some_and(unknown) {
+            tracing::debug!(script = script.name(), "sending the text of a script");
+            // `EVAL` keeps it, and cannot meet another `SCRIPT FLUSH` between an upload and the call.
+            let answers = self.servers.send(Batch::One(&script.call_in_full(keys, args)), deadline).await?;
+            (answer, server) = (answers.values.into_iter().next(), answers.server);
         }
-        let (mut answer, mut number) = self.first_answer(deadline, &pipe).await?;
-        if answer.as_ref().is_err_and(|why| why.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
-            tracing::debug!(script = script.name(), "uploading script");
-            let mut pipe = Pipeline::with_capacity(2);
-            pipe.ignore_errors().add_command(script.load()).ignore();
-            pipe.add_command(script.call(keys, args));
-            (answer, number) = self.first_answer(deadline, &pipe).await?;
-        }
-        self.read(answer.map_err(|why| self.failed(number, why))?)
+        let answer = answer.unwrap_or(Value::Nil).extract_error();
+        self.read(answer.map_err(|why| RedisError::command(&server, why))?)
     }
 
-    async fn first_answer(
-        &self,
-        deadline: Instant,
-        pipe: &Pipeline,
-    ) -> Result<(RedisResult<Value>, u64), RedisError> {
-        let send = |mut link: MultiplexedConnection| async move { pipe.query_async(&mut link).await };
-        let (answers, number) = self.flight(deadline, send).await?;
-        let answers: Vec<RedisResult<Value>> = self.read(answers)?;
-        Ok((answers.into_iter().next().unwrap_or(Ok(Value::Nil)), number))
-    }
-
-    /// Asks for a sign of life.
+    /// Asks for a sign of life: of every master, since together they hold what requests need.
     ///
     /// # Errors
     /// As [`Redis::query`].
     pub async fn ping(&self) -> Result<(), RedisError> {
-        self.query(&redis::cmd("PING")).await
+        counted(self.servers.ask_all(&redis::cmd("PING"), self.deadline()).await.map(drop))
     }
 
     /// Up to `limit` keys that match a glob pattern, in no order, each once. Each step has the deadline of a command;
@@ -163,29 +202,37 @@ impl Redis {
     /// As [`Redis::query`].
     pub async fn scan(&self, pattern: &str, limit: usize) -> Result<Vec<String>, RedisError> {
         let mut found = HashSet::new();
-        // Text, since cursors are unsigned 64-bit numbers.
-        let mut cursor = String::from("0");
-        while found.len() < limit {
-            let mut cmd = redis::cmd("SCAN");
-            cmd.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-            let (next, keys): (String, Vec<String>) = self.query(&cmd).await?;
-            let room = limit - found.len();
-            found.extend(keys.into_iter().take(room));
-            if next == "0" {
-                break;
+        for master in counted(self.servers.masters(self.deadline()).await)? {
+            // Text, since cursors are unsigned 64-bit numbers.
+            let mut cursor = String::from("0");
+            while found.len() < limit {
+                let mut cmd = redis::cmd("SCAN");
+                cmd.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
+                let step = counted(master.ask(&cmd, self.deadline()).await)?;
+                let (next, keys): (String, Vec<String>) = counted(self.read(step))?;
+                let room = limit - found.len();
+                found.extend(keys.into_iter().take(room));
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
             }
-            cursor = next;
         }
         Ok(found.into_iter().collect())
     }
 
-    /// What an operator should know of this server at start, in sentences; empty when all is well.
+    /// What an operator should know of the servers at start, in sentences; empty when all is well.
     ///
     /// # Errors
     /// As [`Redis::query`].
     pub async fn server_warnings(&self) -> Result<Vec<String>, RedisError> {
-        let info: String = self.query(&redis::cmd("INFO")).await?;
-        Ok(warnings(&info))
+        let mut found = Vec::new();
+        for (server, info) in counted(self.servers.ask_all(&redis::cmd("INFO"), self.deadline()).await)? {
+            let info: String = counted(self.read(info))?;
+            found
+                .extend(warnings(&info).into_iter().map(|warning| format!("Redis at `{server}`: {warning}")));
+        }
+        Ok(found)
     }
 
     /// Listens to a channel on a connection of its own until `shutdown` or until nobody receives `events`.
@@ -201,55 +248,19 @@ impl Redis {
         shutdown: CancellationToken,
     ) {
         tokio::select! {
-            () = subscriber::run(&self.link, channel, &events) => {}
+            () = subscriber::run(&self.servers, self.connect_timeout, channel, &events) => {}
             () = events.closed() => {}
             () = shutdown.cancelled() => {}
         }
     }
 
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.command_timeout
-    }
-
-    /// One exchange, and the number of the connection that it used.
-    async fn flight<F, Sent>(&self, deadline: Instant, send: F) -> Result<(Value, u64), RedisError>
-    where
-        F: FnOnce(MultiplexedConnection) -> Sent,
-        Sent: Future<Output = RedisResult<Value>>,
-    {
-        let mut used = None;
-        let exchange = async {
-            let (connection, number) = self.link.connection().await?;
-            used = Some(number);
-            let answer = send(connection).await.map_err(|why| self.failed(number, why))?;
-            Ok((answer, number))
-        };
-        let outcome = tokio::time::timeout_at(deadline, exchange).await;
-        outcome.unwrap_or_else(|_| {
-            // Silence of a whole deadline: the link may be dead without a word, so the next command gets a new one.
-            if let Some(number) = used {
-                self.link.retire(number, "silent");
-            }
-            Err(RedisError::Timeout {
-                server: self.link.target().server.clone(),
-                after: self.command_timeout,
-            })
-        })
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.command_timeout)
     }
 
     /// Apart from the exchange: an answer of another type is no reason to give up the connection.
     fn read<T: FromRedisValue>(&self, answer: Value) -> Result<T, RedisError> {
-        redis::from_redis_value(answer).map_err(|_| RedisError::unexpected(&self.link.target().server))
-    }
-
-    fn failed(&self, number: u64, why: redis::RedisError) -> RedisError {
-        if why.is_unrecoverable_error() {
-            self.link.retire(number, "broken");
-        } else if why.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
-            // The server was demoted under us. Its name may stand for the new master by now.
-            self.link.retire(number, "read-only");
-        }
-        RedisError::command(&self.link.target().server, why)
+        redis::from_redis_value(answer).map_err(|_| RedisError::unexpected(self.servers.name()))
     }
 }
 
@@ -266,20 +277,16 @@ fn warnings(info: &str) -> Vec<String> {
     match value("maxmemory_policy") {
         Some("noeviction") => {}
         Some(policy) => warnings.push(format!(
-            "`maxmemory-policy` is `{policy}`: Redis may drop sessions, keys and budgets when memory is short; \
+            "`maxmemory-policy` is `{policy}`: it may drop sessions, keys and budgets when memory is short; \
              set it to `noeviction`"
         )),
-        None => warnings.push(
-            "Redis does not tell its `maxmemory-policy`; make sure that it is `noeviction`".to_owned(),
-        ),
-    }
-    if value("role") == Some("slave") {
-        warnings.push("this Redis is a read-only replica; connect to the master".to_owned());
+        None => warnings
+            .push("it does not tell its `maxmemory-policy`; make sure that it is `noeviction`".to_owned()),
     }
     if let Some(version) = value("redis_version") {
         let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
         if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) < OLDEST {
-            warnings.push(format!("Redis {version} is older than 7.0, the oldest that is tested"));
+            warnings.push(format!("version {version} is older than 7.0, the oldest that is tested"));
         }
     }
     warnings
@@ -296,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn eviction_replica_and_age_are_warned_of() {
-        let info = "redis_version:6.2.1\r\nrole:slave\r\nmaxmemory_policy:allkeys-lru\r\n";
+    fn eviction_and_age_are_warned_of() {
+        let info = "redis_version:6.2.1\r\nmaxmemory_policy:allkeys-lru\r\n";
         let found = warnings(info).join("\n");
-        for expected in ["`allkeys-lru`", "read-only replica", "older than 7.0"] {
+        for expected in ["`allkeys-lru`", "older than 7.0"] {
             assert!(found.contains(expected), "{found}");
         }
         assert!(warnings("").join("\n").contains("does not tell"));

@@ -1,8 +1,9 @@
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use obol_model::Kind;
-use redis::ErrorKind;
+use redis::{ErrorKind, ServerErrorKind};
 
 /// Why Redis could not be asked. Never says what was asked: keys and arguments may be credentials.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -13,10 +14,16 @@ pub enum RedisError {
         /// What is wrong with it and what would be right.
         reason: String,
     },
-    /// No connection could be made.
+    /// The certificates of a private authority cannot be used.
+    #[error("the certificates to check Redis with cannot be used: {reason}")]
+    BadCa {
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// No connection could be made, or not to the right server.
     #[error("cannot connect to Redis at `{server}`: {hint}")]
     Connect {
-        /// Host and port, or the path of a socket.
+        /// Which one, for people.
         server: Arc<str>,
         /// What to do about it.
         hint: &'static str,
@@ -24,10 +31,18 @@ pub enum RedisError {
         #[source]
         source: redis::RedisError,
     },
+    /// Connections are lost as soon as they are made; the next one is due within half a second.
+    #[error("connections to Redis at `{server}` do not last: the last one was {reason}")]
+    Lost {
+        /// Which one, for people.
+        server: Arc<str>,
+        /// What became of it.
+        reason: &'static str,
+    },
     /// The deadline passed. The command may have been executed.
     #[error("Redis at `{server}` did not answer within {} ms", after.as_millis())]
     Timeout {
-        /// Host and port, or the path of a socket.
+        /// Which one, for people.
         server: Arc<str>,
         /// The deadline.
         after: Duration,
@@ -35,7 +50,7 @@ pub enum RedisError {
     /// The connection broke while a command was under way. The command may have been executed.
     #[error("the connection to Redis at `{server}` broke")]
     Io {
-        /// Host and port, or the path of a socket.
+        /// Which one, for people.
         server: Arc<str>,
         /// What the socket said.
         #[source]
@@ -44,7 +59,7 @@ pub enum RedisError {
     /// Redis answered with an error, or with something that the caller cannot read.
     #[error("Redis at `{server}` answered `{code}`: {detail}")]
     Server {
-        /// Host and port, or the path of a socket.
+        /// Which one, for people.
         server: Arc<str>,
         /// The error's first word, such as `OOM` or `READONLY`; `UNEXPECTED` for an answer of another type.
         code: String,
@@ -57,10 +72,12 @@ impl RedisError {
     /// What kind of failure it is: whatever happens at runtime is "could not ask".
     pub fn kind(&self) -> Kind {
         match self {
-            Self::BadUrl { .. } => Kind::Internal,
-            Self::Connect { .. } | Self::Timeout { .. } | Self::Io { .. } | Self::Server { .. } => {
-                Kind::Unavailable
-            }
+            Self::BadUrl { .. } | Self::BadCa { .. } => Kind::Internal,
+            Self::Connect { .. }
+            | Self::Lost { .. }
+            | Self::Timeout { .. }
+            | Self::Io { .. }
+            | Self::Server { .. } => Kind::Unavailable,
         }
     }
 
@@ -68,9 +85,25 @@ impl RedisError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
-            Self::Connect { .. } | Self::Io { .. } => "io",
-            Self::Server { .. } | Self::BadUrl { .. } => "server",
+            Self::Connect { .. } | Self::Lost { .. } | Self::Io { .. } => "io",
+            Self::Server { .. } | Self::BadUrl { .. } | Self::BadCa { .. } => "server",
         }
+    }
+
+    /// Whether nothing was heard of the server at all.
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Self::Connect { source, .. } if source.is_timeout())
+    }
+
+    /// Of an attempt to connect that took too long.
+    pub(crate) fn silent(server: &Arc<str>) -> Self {
+        Self::connect(server, io::Error::from(io::ErrorKind::TimedOut).into())
+    }
+
+    /// Of a slot that no node serves.
+    pub(crate) fn unserved(server: &Arc<str>) -> Self {
+        let detail = "no node serves the slot of this key".to_owned();
+        Self::Server { server: server.clone(), code: "CLUSTERDOWN".into(), detail }
     }
 
     pub(crate) fn connect(server: &Arc<str>, source: redis::RedisError) -> Self {
@@ -84,8 +117,14 @@ impl RedisError {
             "it refuses the user name or password of the URL"
         } else if source.kind() == ErrorKind::RESP3NotSupported {
             "it is too old; Redis 7.0 or newer is needed"
+        } else if source.kind() == ErrorKind::Server(ServerErrorKind::BusyLoading) {
+            "it is still reading its data; it will be used when it is done"
+        } else if source.kind() == ErrorKind::Server(ServerErrorKind::MasterDown) {
+            "it is a replica that has lost its master"
+        } else if source.to_string().contains("certificate") {
+            "its certificate is not trusted; name the authority that issued it, and the server as the certificate does"
         } else {
-            "check the host name, the port and, for `rediss://`, the certificate"
+            "check the host name, the port, and whether it speaks TLS"
         };
         Self::Connect { server: server.clone(), hint, source }
     }

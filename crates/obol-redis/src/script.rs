@@ -21,20 +21,23 @@ impl Script {
     }
 
     pub(crate) fn call(&self, keys: &[&str], args: &[&[u8]]) -> Cmd {
-        let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&self.sha).arg(keys.len());
-        for key in keys {
-            cmd.arg(*key);
-        }
-        for arg in args {
-            cmd.arg(*arg);
-        }
-        cmd
+        with_arguments("EVALSHA", &self.sha, keys, args)
     }
 
-    pub(crate) fn load(&self) -> Cmd {
-        let mut cmd = redis::cmd("SCRIPT");
-        cmd.arg("LOAD").arg(self.source);
-        cmd
+    /// With its text, for a server that does not know it.
+    pub(crate) fn call_in_full(&self, keys: &[&str], args: &[&[u8]]) -> Cmd {
+        with_arguments("EVAL", self.source, keys, args)
     }
+}
+
+fn with_arguments(name: &str, script: &str, keys: &[&str], args: &[&[u8]]) -> Cmd {
+    let mut cmd = redis::cmd(name);
+    cmd.arg(script).arg(keys.len());
+    for key in keys {
+        cmd.arg(*key);
+    }
+    for arg in args {
+        cmd.arg(*arg);
+    }
+    cmd
 }

@@ -6,7 +6,8 @@ use redis::aio::PubSubSink;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::link::Link;
+use crate::renewed::jittered;
+use crate::servers::Servers;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -23,6 +24,8 @@ const FULL: Duration = Duration::from_secs(5);
 pub enum SubscriberEvent {
     /// From now on messages arrive. Those of the time before, at the start or since the connection broke, were missed.
     Subscribed,
+    /// The server gave a sign of life after a while without messages: none was missed until now.
+    Alive,
     /// The body of a message.
     Message(Bytes),
 }
@@ -35,37 +38,47 @@ enum Ended {
     Broken(String),
 }
 
-pub(crate) async fn run(link: &Link, channel: &'static str, events: &mpsc::Sender<SubscriberEvent>) {
+pub(crate) async fn run(
+    servers: &Servers,
+    connect_timeout: Duration,
+    channel: &'static str,
+    events: &mpsc::Sender<SubscriberEvent>,
+) {
     let mut pause = FIRST_PAUSE;
     loop {
         let mut subscribed = false;
-        match listen(link, channel, events, &mut subscribed).await {
+        match listen(servers, connect_timeout, channel, events, &mut subscribed).await {
             Ended::Unwanted => return,
             Ended::Broken(reason) => {
-                tracing::warn!(server = &*link.target().server, channel, reason, "subscription lost");
+                tracing::warn!(server = &**servers.name(), channel, reason, "subscription lost");
             }
         }
         if subscribed {
             pause = FIRST_PAUSE;
         }
         // Jitter, so that replicas that lost one server do not come back as one.
-        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
+        tokio::time::sleep(jittered(pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
 async fn listen(
-    link: &Link,
+    servers: &Servers,
+    connect_timeout: Duration,
     channel: &'static str,
     events: &mpsc::Sender<SubscriberEvent>,
     subscribed: &mut bool,
 ) -> Ended {
+    let server = match servers.listen_to().await {
+        Ok(server) => server,
+        Err(why) => return Ended::Broken(why.to_string()),
+    };
     let setup = async {
-        let (mut sink, messages) = link.target().client.get_async_pubsub().await?.split();
+        let (mut sink, messages) = server.client.get_async_pubsub().await?.split();
         sink.subscribe(channel).await?;
         redis::RedisResult::Ok((sink, messages))
     };
-    let (mut sink, mut messages) = match timeout(link.connect_timeout(), setup).await {
+    let (mut sink, mut messages) = match timeout(connect_timeout, setup).await {
         Ok(Ok(parts)) => parts,
         Ok(Err(why)) => return Ended::Broken(why.to_string()),
         Err(_) => return Ended::Broken("no answer".to_owned()),
@@ -75,9 +88,19 @@ async fn listen(
     if let Err(ended) = hand_over(SubscriberEvent::Subscribed, events).await {
         return ended;
     }
+    let left = servers.left(&server.address);
+    tokio::pin!(left);
     loop {
-        let Ok(message) = timeout(QUIET, messages.next()).await else {
-            match sign_of_life(&mut sink).await {
+        let next = tokio::select! {
+            message = timeout(QUIET, messages.next()) => message,
+            () = &mut left => return Ended::Broken("another server is to be listened to".to_owned()),
+        };
+        let Ok(message) = next else {
+            let alive = match sign_of_life(&mut sink).await {
+                Ok(()) => hand_over(SubscriberEvent::Alive, events).await,
+                broken => broken,
+            };
+            match alive {
                 Ok(()) => continue,
                 Err(ended) => return ended,
             }

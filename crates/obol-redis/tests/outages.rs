@@ -157,8 +157,17 @@ fn listen(redis: &Redis) -> Listener {
 }
 
 impl Listener {
+    /// The next one that is no mere sign of life.
     async fn next(&mut self, within: Duration) -> SubscriberEvent {
-        timeout(within, self.events.recv()).await.unwrap().unwrap()
+        let next = async {
+            loop {
+                match self.events.recv().await.unwrap() {
+                    SubscriberEvent::Alive => {}
+                    event => return event,
+                }
+            }
+        };
+        timeout(within, next).await.unwrap()
     }
 }
 

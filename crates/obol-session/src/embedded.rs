@@ -9,7 +9,7 @@ use obol_model::snapshot::SessionBinding;
 use obol_model::{Clock, Principal, SessionId, WorkspaceId};
 use parking_lot::Mutex;
 
-use crate::store::{Caller, Lookup, Place, SessionStore};
+use crate::store::{Caller, Lookup, Owner, SessionStore, slack};
 use crate::{SessionError, SessionRecord};
 
 /// Below this many sessions the expired ones are not worth looking for.
@@ -78,9 +78,12 @@ impl State {
         }
     }
 
-    fn renew_place(&mut self, owner: &(WorkspaceId, Principal), id: SessionId, until: i64) {
-        if let Some(place) = self.places.get_mut(owner).and_then(|places| places.get_mut(&id)) {
-            *place = until.max(*place);
+    /// The place is renewed when the session would outlive it, as in Redis.
+    fn renew_place(&mut self, owner: &(WorkspaceId, Principal), id: SessionId, now: i64, life: Duration) {
+        if let Some(place) = self.places.get_mut(owner).and_then(|places| places.get_mut(&id))
+            && after(now, life) > *place
+        {
+            *place = after(now, life + slack(life));
         }
     }
 
@@ -106,42 +109,14 @@ impl State {
     }
 }
 
-fn owner(place: Place<'_>) -> (WorkspaceId, Principal) {
-    (place.workspace_id.clone(), place.principal.clone())
+fn key(owner: Owner<'_>) -> (WorkspaceId, Principal) {
+    (owner.workspace_id.clone(), owner.principal.clone())
 }
 
 #[async_trait]
 impl SessionStore for EmbeddedSessions {
-    async fn take_place(
-        &self,
-        place: Place<'_>,
-        id: SessionId,
-        limit: usize,
-        life: Duration,
-    ) -> Result<bool, SessionError> {
-        let now = self.now();
-        let mut state = self.state.lock();
-        let places = state.places.entry(owner(place)).or_default();
-        places.retain(|_, until| *until > now);
-        let free = places.len() < limit;
-        if free {
-            places.insert(id, after(now, life));
-        }
-        Ok(free)
-    }
-
-    async fn give_back(&self, place: Place<'_>, id: SessionId) -> Result<(), SessionError> {
-        self.state.lock().give_back(&owner(place), id);
-        Ok(())
-    }
-
-    async fn placed(&self, place: Place<'_>) -> Result<Vec<SessionId>, SessionError> {
-        let state = self.state.lock();
-        Ok(state.places.get(&owner(place)).map(|places| places.keys().copied().collect()).unwrap_or_default())
-    }
-
-    async fn create(&self, record: &SessionRecord, life: Duration) -> Result<(), SessionError> {
-        let now = self.now();
+    async fn create(&self, record: &SessionRecord, limit: usize, life: Duration) -> Result<(), SessionError> {
+        let (now, id) = (self.now(), record.session_id);
         let entry = Entry {
             record: record.encode()?,
             rev: record.rev,
@@ -150,11 +125,18 @@ impl SessionStore for EmbeddedSessions {
             expires: after(now, life),
         };
         let mut state = self.state.lock();
-        if state.session(record.session_id, now).is_some() {
+        if let Some(places) = state.places.get_mut(&key(record.owner())) {
+            places.retain(|_, until| *until > now);
+            if places.len() >= limit && !places.contains_key(&id) {
+                return Err(SessionError::TooMany { limit });
+            }
+        }
+        if state.session(id, now).is_some() {
             return Err(SessionError::AlreadyExists);
         }
         state.purge(now);
-        state.sessions.insert(record.session_id, entry);
+        state.sessions.insert(id, entry);
+        state.places.entry(key(record.owner())).or_default().insert(id, after(now, life + slack(life)));
         Ok(())
     }
 
@@ -166,34 +148,47 @@ impl SessionStore for EmbeddedSessions {
         life: Duration,
     ) -> Result<Lookup<SessionRecord>, SessionError> {
         let present = self.now();
-        let until = after(present, life);
         let mut state = self.state.lock();
         let lookup = state.lookup(id, caller, present).try_map(|entry| {
-            entry.expires = until;
+            entry.expires = after(present, life);
             SessionRecord::decode(&entry.record, entry.rev, now)
         })?;
         if let Lookup::Found(record) = &lookup {
-            let owner = (record.workspace_id.clone(), record.principal.clone());
-            state.renew_place(&owner, id, until);
+            state.renew_place(&key(record.owner()), id, present, life);
         }
         Ok(lookup)
     }
 
+    async fn renew(
+        &self,
+        id: SessionId,
+        owner: Owner<'_>,
+        _: Timestamp,
+        life: Duration,
+    ) -> Result<bool, SessionError> {
+        let Owner { workspace_id, principal } = owner;
+        let caller = Caller { workspace_id, principal, binding: SessionBinding::Principal };
+        let now = self.now();
+        let mut state = self.state.lock();
+        let Lookup::Found(entry) = state.lookup(id, &caller, now) else { return Ok(false) };
+        entry.expires = after(now, life);
+        state.renew_place(&key(owner), id, now, life);
+        Ok(true)
+    }
+
     async fn save(&self, record: &SessionRecord, read: u64, life: Duration) -> Result<(), SessionError> {
-        let present = self.now();
-        let until = after(present, life);
+        let now = self.now();
         let bytes = record.encode()?;
         let mut state = self.state.lock();
         let entry = state
-            .session(record.session_id, present)
+            .session(record.session_id, now)
             .filter(|entry| entry.workspace_id == record.workspace_id && entry.principal == record.principal)
             .ok_or(SessionError::NoSuchSession)?;
         if entry.rev != read {
             return Err(SessionError::Conflict);
         }
-        (entry.record, entry.rev, entry.expires) = (bytes, record.rev, until);
-        let owner = (record.workspace_id.clone(), record.principal.clone());
-        state.renew_place(&owner, record.session_id, until);
+        (entry.record, entry.rev, entry.expires) = (bytes, record.rev, after(now, life));
+        state.renew_place(&key(record.owner()), record.session_id, now, life);
         Ok(())
     }
 
@@ -209,9 +204,19 @@ impl SessionStore for EmbeddedSessions {
         Ok(lookup)
     }
 
+    async fn of(&self, owner: Owner<'_>) -> Result<Vec<SessionId>, SessionError> {
+        let state = self.state.lock();
+        Ok(state.places.get(&key(owner)).map(|places| places.keys().copied().collect()).unwrap_or_default())
+    }
+
     async fn live(&self, ids: &[SessionId]) -> Result<Vec<bool>, SessionError> {
         let now = self.now();
         let mut state = self.state.lock();
         Ok(ids.iter().map(|id| state.session(*id, now).is_some()).collect())
+    }
+    async fn count(&self, _: Timestamp) -> Result<u64, SessionError> {
+        let now = self.now();
+        let live = self.state.lock().sessions.values().filter(|entry| entry.expires > now).count();
+        Ok(u64::try_from(live).unwrap_or(u64::MAX))
     }
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use obol_model::Kind;
 use obol_redis::RedisError;
 
@@ -31,6 +33,12 @@ pub enum SessionError {
     /// The store could not be asked. Says nothing about the session.
     #[error("the session store cannot be asked")]
     Unavailable(#[source] RedisError),
+    /// The store did not answer in the time that a request has for it. Says nothing about the session.
+    #[error("the session store did not answer within {} ms", after.as_millis())]
+    Late {
+        /// That time.
+        after: Duration,
+    },
     /// The stored record is not one that this release can read.
     #[error("the session's record cannot be read: {reason}")]
     Corrupt {
@@ -53,8 +61,19 @@ impl SessionError {
             Self::AlreadyExists | Self::Conflict => Kind::Conflict,
             Self::TooMany { .. } => Kind::RateLimited,
             Self::TooLarge { .. } => Kind::TooLarge,
-            Self::Unavailable(_) => Kind::Unavailable,
+            Self::Unavailable(_) | Self::Late { .. } => Kind::Unavailable,
             Self::Corrupt { .. } | Self::NoRandomness { .. } => Kind::Internal,
+        }
+    }
+
+    /// Whether it may be over in a moment, as a broken connection or a failover is. A store that is full is not.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unavailable(RedisError::Server { code, .. }) => {
+                ["LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"].contains(&code.as_str())
+            }
+            Self::Unavailable(_) => true,
+            _ => false,
         }
     }
 }

@@ -8,11 +8,14 @@
 //! * Whoever may not use a session is told what one is told about a session that never existed. "Could not ask" is
 //!   another answer and never looks like it.
 //! * Nothing is cached: after a deletion no replica finds the session.
+//! * Whoever works for a session holds it ([`Sessions::hold`]), and what is held does not expire for want of requests.
+//!   It is the holder that renews it ([`Sessions::keep`]), so a holder that dies holds nothing.
 //!
 //! It will not open streams, nor know what is in a session's client information and capabilities.
 
 mod embedded;
 mod error;
+mod held;
 mod record;
 mod redis;
 mod sessions;
@@ -20,7 +23,8 @@ mod store;
 
 pub use crate::embedded::EmbeddedSessions;
 pub use crate::error::SessionError;
+pub use crate::held::HeldSession;
 pub use crate::record::{SessionRecord, UpstreamNote};
 pub use crate::redis::RedisSessions;
 pub use crate::sessions::{NewSession, SessionOptions, Sessions};
-pub use crate::store::{Caller, Lookup, Place, SessionStore};
+pub use crate::store::{Caller, Lookup, Owner, SessionStore};

@@ -6,7 +6,7 @@ use obol_model::{ConnectionName, KeyId, Principal, SessionId, WorkspaceId};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::SessionError;
+use crate::{Owner, SessionError};
 
 /// A session as the store keeps it (DESIGN §6.2).
 #[derive(Clone, Serialize, Deserialize)]
@@ -17,8 +17,9 @@ pub struct SessionRecord {
     pub session_id: SessionId,
     /// Whose tenant.
     pub workspace_id: WorkspaceId,
-    /// The key that created it.
-    pub key_id: KeyId,
+    /// The key that created it; `None` when a user did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_id: Option<KeyId>,
     /// Who created it, and owns its streams.
     pub principal: Principal,
     /// The protocol version that was negotiated.
@@ -65,6 +66,11 @@ impl SessionRecord {
 
     /// Each request reads the record, so whoever fills it must not make the others' requests expensive.
     pub const MAX_BYTES: usize = 64 * 1024;
+
+    /// Whose it is.
+    pub(crate) fn owner(&self) -> Owner<'_> {
+        Owner { workspace_id: &self.workspace_id, principal: &self.principal }
+    }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>, SessionError> {
         let bytes = serde_json::to_vec(self).map_err(|why| unreadable(&why))?;
@@ -116,7 +122,7 @@ impl fmt::Debug for SessionRecord {
         f.debug_struct("SessionRecord")
             .field("session_id", &self.session_id)
             .field("workspace_id", &self.workspace_id)
-            .field("key_id", &self.key_id)
+            .field("principal", &self.principal)
             .field("protocol_version", &self.protocol_version)
             .field("rev", &self.rev)
             .finish_non_exhaustive()

@@ -1,20 +1,20 @@
 use std::time::Duration;
 
-use ::redis::Cmd;
+use ::redis::{Cmd, Pipeline};
 use async_trait::async_trait;
 use jiff::Timestamp;
+use obol_model::SessionId;
 use obol_model::snapshot::SessionBinding;
-use obol_model::{SessionId, WorkspaceId};
-use obol_redis::{Redis, Script};
+use obol_redis::{Redis, RedisError, Script};
 
-use crate::store::{Caller, Lookup, Place, SessionStore};
+use crate::store::{Caller, Lookup, Owner, SessionStore, slack};
 use crate::{SessionError, SessionRecord};
 
 /// Sessions that all replicas of one Redis share.
 ///
-/// `sess:{ID}` and `sess-of:WORKSPACE:PRINCIPAL` lie in different slots, so a session and its place cannot change in one step:
-/// the place is taken first, and renewed and given back after the session, where a failure costs the principal one
-/// place until it expires.
+/// A session and its place lie in different slots, so they cannot change in one step: the place is taken first, and
+/// renewed and given back after the session. The session's hash says until when the place lasts, so that the script that
+/// renews the session knows whether the place has to be renewed as well; all times that decide are Redis's own.
 #[derive(Debug)]
 pub struct RedisSessions {
     redis: Redis,
@@ -24,6 +24,13 @@ pub struct RedisSessions {
     delete: Script,
     place: Script,
 }
+
+/// The places of all owners, to count the sessions of the whole installation.
+const ALL: &str = "sess-live";
+
+/// How long a place is kept for a session that is being created: longer than its creator waits for Redis, and short
+/// enough that creations that an outage cut off do not use up the owner's places.
+const PENDING: Duration = Duration::from_secs(10);
 
 /// First number of the scripts' answers.
 const ABSENT: i64 = 0;
@@ -45,14 +52,60 @@ impl RedisSessions {
         }
     }
 
-    /// Best effort: the request that it belongs to is served either way.
-    async fn renew_place(&self, key: &str, id: &str, now: Timestamp, life: Duration) {
-        let mut pipe = ::redis::pipe();
-        for cmd in renewal(key, id, now, life) {
-            pipe.add_command(cmd).ignore();
+    /// `field` of the session, its revision, and until when its place has to last now, if it has to be renewed.
+    async fn resumed(
+        &self,
+        id: &str,
+        caller: &Caller<'_>,
+        now: Timestamp,
+        life: Duration,
+        field: &str,
+    ) -> Result<Lookup<(Vec<u8>, u64, i64)>, SessionError> {
+        let principal = caller.principal.to_string();
+        let (seen, lasts) = (now.as_millisecond().to_string(), millis(life));
+        let shares = match caller.binding {
+            SessionBinding::Principal => b"0",
+            SessionBinding::Workspace => b"1",
+        };
+        let args = [
+            caller.workspace_id.as_str().as_bytes(),
+            principal.as_bytes(),
+            shares,
+            seen.as_bytes(),
+            lasts.as_bytes(),
+            field.as_bytes(),
+        ];
+        let (status, bytes, rev, place): (i64, Vec<u8>, u64, i64) = self
+            .redis
+            .run(&self.resume, &[&session_key(id)], &args)
+            .await
+            .map_err(SessionError::Unavailable)?;
+        of_status(status, (bytes, rev, place))
+    }
+
+    /// Makes the place of a session last until then; `0` when it need not. Best effort: the request that it belongs to is
+    /// served either way, and the next one that finds it due tries again.
+    async fn keep_place(&self, owner: Owner<'_>, id: &str, until: i64) {
+        if until == 0 {
+            return;
         }
+        let mut pipe = Pipeline::with_capacity(4);
+        pipe.add_command(prolong(&place_key(owner), id, until)).ignore();
+        pipe.add_command(outlast(&place_key(owner), until)).ignore();
+        pipe.add_command(prolong(ALL, id, until)).ignore();
+        pipe.add_command(outlast(ALL, until)).ignore();
         if let Err(why) = self.redis.pipeline::<()>(&pipe).await {
             tracing::debug!(error = %why, "cannot renew the place of a session");
+        }
+    }
+
+    /// Best effort: a place that stays expires.
+    async fn give_back(&self, key: &str, id: &str) {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("ZREM").arg(key).arg(id).ignore();
+        pipe.cmd("ZREM").arg(ALL).arg(id).ignore();
+        if let Err(why) = self.redis.pipeline::<()>(&pipe).await {
+            tracing::debug!(error = %why, "cannot give back the place of a session");
         }
     }
 }
@@ -62,29 +115,36 @@ fn session_key(id: &str) -> String {
     format!("sess:{{{id}}}")
 }
 
-fn place_key(workspace: &WorkspaceId, principal: &str) -> String {
-    format!("sess-of:{workspace}:{principal}")
+fn place_key(owner: Owner<'_>) -> String {
+    format!("sess-of:{}:{}", owner.workspace_id, owner.principal)
 }
 
 fn millis(life: Duration) -> String {
     life.as_millis().to_string()
 }
 
-fn shares(caller: &Caller<'_>) -> &'static [u8] {
-    match caller.binding {
-        SessionBinding::Principal => b"0",
-        SessionBinding::Workspace => b"1",
-    }
+/// Prolongs a place that is there: never takes one (`XX`), since the session may have been deleted meanwhile, and never
+/// shortens one (`GT`).
+fn prolong(key: &str, id: &str, until: i64) -> Cmd {
+    let mut cmd = ::redis::cmd("ZADD");
+    cmd.arg(key).arg("XX").arg("GT").arg(until).arg(id);
+    cmd
 }
 
-/// Prolongs a place that is still taken: never takes one (`XX`), never shortens one (`GT`: replicas' clocks differ).
-fn renewal(key: &str, id: &str, now: Timestamp, life: Duration) -> [Cmd; 2] {
-    let until = now.as_millisecond().saturating_add(i64::try_from(life.as_millis()).unwrap_or(i64::MAX));
-    let mut place = ::redis::cmd("ZADD");
-    place.arg(key).arg("XX").arg("GT").arg(until).arg(id);
-    let mut all = ::redis::cmd("PEXPIRE");
-    all.arg(key).arg(millis(life));
-    [place, all]
+/// A set lasts as long as its last place.
+fn outlast(key: &str, until: i64) -> Cmd {
+    let mut cmd = ::redis::cmd("PEXPIREAT");
+    cmd.arg(key).arg(until).arg("GT");
+    cmd
+}
+
+/// The place among the sessions of the whole installation, for a session that is created.
+fn announce(id: &str, until: i64) -> [Cmd; 3] {
+    let (mut place, mut first) = (::redis::cmd("ZADD"), ::redis::cmd("PEXPIREAT"));
+    place.arg(ALL).arg("GT").arg(until).arg(id);
+    // A set that has no end yet counts as endless, which nothing outlasts.
+    first.arg(ALL).arg(until).arg("NX");
+    [place, first, outlast(ALL, until)]
 }
 
 fn of_status<T>(status: i64, found: T) -> Result<Lookup<T>, SessionError> {
@@ -103,39 +163,23 @@ fn unknown_answer(status: i64) -> SessionError {
 
 #[async_trait]
 impl SessionStore for RedisSessions {
-    async fn take_place(
-        &self,
-        place: Place<'_>,
-        id: SessionId,
-        limit: usize,
-        life: Duration,
-    ) -> Result<bool, SessionError> {
-        let key = place_key(place.workspace_id, &place.principal.to_string());
-        let (id, life, limit) = (id.expose(), millis(life), limit.to_string());
-        let args = [id.as_bytes(), life.as_bytes(), limit.as_bytes()];
-        self.redis.run(&self.place, &[&key], &args).await.map_err(SessionError::Unavailable)
-    }
+    async fn create(&self, record: &SessionRecord, limit: usize, life: Duration) -> Result<(), SessionError> {
+        // First of all: what cannot be stored takes no place.
+        let bytes = record.encode()?;
+        let (id, owner) = (record.session_id.expose(), record.owner());
+        let lasts = life + slack(life);
+        let (place, pending, most) = (place_key(owner), millis(PENDING.min(lasts)), limit.to_string());
+        let args = [id.as_bytes(), pending.as_bytes(), most.as_bytes()];
+        let taken: i64 =
+            self.redis.run(&self.place, &[&place], &args).await.map_err(SessionError::Unavailable)?;
+        if taken == 0 {
+            return Err(SessionError::TooMany { limit });
+        }
 
-    async fn give_back(&self, place: Place<'_>, id: SessionId) -> Result<(), SessionError> {
-        let key = place_key(place.workspace_id, &place.principal.to_string());
-        let mut cmd = ::redis::cmd("ZREM");
-        cmd.arg(key).arg(id.expose());
-        self.redis.query(&cmd).await.map_err(SessionError::Unavailable)
-    }
-
-    async fn placed(&self, place: Place<'_>) -> Result<Vec<SessionId>, SessionError> {
-        let key = place_key(place.workspace_id, &place.principal.to_string());
-        let mut cmd = ::redis::cmd("ZRANGE");
-        cmd.arg(key).arg(0).arg(-1);
-        let ids: Vec<String> = self.redis.query(&cmd).await.map_err(SessionError::Unavailable)?;
-        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
-    }
-
-    async fn create(&self, record: &SessionRecord, life: Duration) -> Result<(), SessionError> {
-        let key = session_key(&record.session_id.expose());
-        let (bytes, rev, principal) =
-            (record.encode()?, record.rev.to_string(), record.principal.to_string());
-        let (seen, life) = (record.last_seen.as_millisecond().to_string(), millis(life));
+        let until = taken.saturating_add(i64::try_from(lasts.as_millis()).unwrap_or(i64::MAX));
+        let (rev, principal) = (record.rev.to_string(), record.principal.to_string());
+        let (seen, life, place_until) =
+            (record.last_seen.as_millisecond().to_string(), millis(life), until.to_string());
         let args = [
             bytes.as_slice(),
             rev.as_bytes(),
@@ -143,10 +187,23 @@ impl SessionStore for RedisSessions {
             principal.as_bytes(),
             seen.as_bytes(),
             life.as_bytes(),
+            place_until.as_bytes(),
         ];
-        let created: bool =
-            self.redis.run(&self.create, &[&key], &args).await.map_err(SessionError::Unavailable)?;
-        if created { Ok(()) } else { Err(SessionError::AlreadyExists) }
+        let mut beside = vec![prolong(&place, &id, until), outlast(&place, until)];
+        beside.extend(announce(&id, until));
+        match self.redis.run_beside(&self.create, &[&session_key(&id)], &args, beside).await {
+            Ok(DONE) => Ok(()),
+            // The place is the other session's, or lapses.
+            Ok(ABSENT) => Err(SessionError::AlreadyExists),
+            Ok(other) => Err(unknown_answer(other)),
+            Err(why) => {
+                // After any other failure Redis may have created it, and then it needs its place.
+                if matches!(why, RedisError::Server { .. }) {
+                    self.give_back(&place, &id).await;
+                }
+                Err(SessionError::Unavailable(why))
+            }
+        }
     }
 
     async fn resume(
@@ -156,31 +213,34 @@ impl SessionStore for RedisSessions {
         now: Timestamp,
         life: Duration,
     ) -> Result<Lookup<SessionRecord>, SessionError> {
-        let (id, principal) = (id.expose(), caller.principal.to_string());
-        let (seen, lasts) = (now.as_millisecond().to_string(), millis(life));
-        let args = [
-            caller.workspace_id.as_str().as_bytes(),
-            principal.as_bytes(),
-            shares(caller),
-            seen.as_bytes(),
-            lasts.as_bytes(),
-        ];
-        // A caller that is not the owner has no such place, so that nothing is renewed.
-        let beside = renewal(&place_key(caller.workspace_id, &principal), &id, now, life).into();
-        let (status, bytes, rev): (i64, Vec<u8>, u64) = self
-            .redis
-            .run_beside(&self.resume, &[&session_key(&id)], &args, beside)
-            .await
-            .map_err(SessionError::Unavailable)?;
-        let lookup = of_status(status, bytes)?.try_map(|bytes| SessionRecord::decode(&bytes, rev, now))?;
-        if let Lookup::Found(record) = &lookup
-            && record.principal != *caller.principal
-        {
-            // Shared in the workspace, and whose it is was not known before: the one case of a second flight.
-            let owner = place_key(caller.workspace_id, &record.principal.to_string());
-            self.renew_place(&owner, &id, now, life).await;
+        let id = id.expose();
+        let lookup = self.resumed(&id, caller, now, life, "record").await?;
+        let lookup = lookup.try_map(|(bytes, rev, place)| {
+            SessionRecord::decode(&bytes, rev, now).map(|record| (record, place))
+        })?;
+        if let Lookup::Found((record, place)) = &lookup {
+            self.keep_place(record.owner(), &id, *place).await;
         }
-        Ok(lookup)
+        lookup.try_map(|(record, _)| Ok(record))
+    }
+
+    async fn renew(
+        &self,
+        id: SessionId,
+        owner: Owner<'_>,
+        now: Timestamp,
+        life: Duration,
+    ) -> Result<bool, SessionError> {
+        let id = id.expose();
+        let Owner { workspace_id, principal } = owner;
+        let caller = Caller { workspace_id, principal, binding: SessionBinding::Principal };
+        match self.resumed(&id, &caller, now, life, "").await? {
+            Lookup::Found((_, _, place)) => {
+                self.keep_place(owner, &id, place).await;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 
     async fn save(&self, record: &SessionRecord, read: u64, life: Duration) -> Result<(), SessionError> {
@@ -197,15 +257,16 @@ impl SessionStore for RedisSessions {
             seen.as_bytes(),
             lasts.as_bytes(),
         ];
-        let place = place_key(&record.workspace_id, &principal);
-        let beside = renewal(&place, &id, record.last_seen, life).into();
-        let status: i64 = self
+        let (status, place): (i64, i64) = self
             .redis
-            .run_beside(&self.save, &[&session_key(&id)], &args, beside)
+            .run(&self.save, &[&session_key(&id)], &args)
             .await
             .map_err(SessionError::Unavailable)?;
         match status {
-            DONE => Ok(()),
+            DONE => {
+                self.keep_place(record.owner(), &id, place).await;
+                Ok(())
+            }
             ABSENT => Err(SessionError::NoSuchSession),
             CONFLICT => Err(SessionError::Conflict),
             other => Err(unknown_answer(other)),
@@ -214,7 +275,11 @@ impl SessionStore for RedisSessions {
 
     async fn delete(&self, id: SessionId, caller: &Caller<'_>) -> Result<Lookup<()>, SessionError> {
         let (text, principal) = (id.expose(), caller.principal.to_string());
-        let args = [caller.workspace_id.as_str().as_bytes(), principal.as_bytes(), shares(caller)];
+        let shares = match caller.binding {
+            SessionBinding::Principal => b"0",
+            SessionBinding::Workspace => b"1",
+        };
+        let args = [caller.workspace_id.as_str().as_bytes(), principal.as_bytes(), shares];
         let (status, owner): (i64, String) = self
             .redis
             .run(&self.delete, &[&session_key(&text)], &args)
@@ -222,24 +287,35 @@ impl SessionStore for RedisSessions {
             .map_err(SessionError::Unavailable)?;
         let lookup = of_status(status, ())?;
         if lookup == Lookup::Found(()) {
-            let mut cmd = ::redis::cmd("ZREM");
-            cmd.arg(place_key(caller.workspace_id, &owner)).arg(text);
-            // The session is gone, which is what was asked for; a place that stays expires.
-            if let Err(why) = self.redis.query::<()>(&cmd).await {
-                tracing::debug!(error = %why, "cannot give back the place of a session");
-            }
+            let place = format!("sess-of:{}:{owner}", caller.workspace_id);
+            self.give_back(&place, &text).await;
         }
         Ok(lookup)
+    }
+
+    async fn of(&self, owner: Owner<'_>) -> Result<Vec<SessionId>, SessionError> {
+        let mut cmd = ::redis::cmd("ZRANGE");
+        cmd.arg(place_key(owner)).arg(0).arg(-1);
+        let ids: Vec<String> = self.redis.query(&cmd).await.map_err(SessionError::Unavailable)?;
+        Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
     async fn live(&self, ids: &[SessionId]) -> Result<Vec<bool>, SessionError> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let mut pipe = ::redis::Pipeline::with_capacity(ids.len());
+        let mut pipe = Pipeline::with_capacity(ids.len());
         for id in ids {
             pipe.cmd("EXISTS").arg(session_key(&id.expose()));
         }
         self.redis.pipeline(&pipe).await.map_err(SessionError::Unavailable)
+    }
+
+    async fn count(&self, now: Timestamp) -> Result<u64, SessionError> {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("ZREMRANGEBYSCORE").arg(ALL).arg("-inf").arg(now.as_millisecond()).ignore();
+        pipe.cmd("ZCARD").arg(ALL);
+        let (count,) = self.redis.pipeline(&pipe).await.map_err(SessionError::Unavailable)?;
+        Ok(count)
     }
 }

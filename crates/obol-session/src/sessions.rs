@@ -2,21 +2,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use obol_model::snapshot::SessionBinding;
 use obol_model::{Clock, KeyId, Principal, SessionId, WorkspaceId, metric};
 use serde_json::value::RawValue;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
 
-use crate::store::{Caller, Lookup, Place, SessionStore};
+use crate::held::{Due, Held, HeldSession};
+use crate::store::{Caller, Lookup, Owner, SessionStore, slack};
 use crate::{SessionError, SessionRecord};
 
 /// How often a change is tried against other writers of the same session before the caller is told.
 const ATTEMPTS: usize = 16;
+
+/// How long a request waits for a store that cannot be asked, in all its attempts: it is to be answered within a second
+/// (DESIGN §9.6, §14).
+const PATIENCE: Duration = Duration::from_millis(850);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest time between two looks at the sessions that are held. One that was renewed within half of it is passed
+/// over, so a session that ended elsewhere is noticed within 15 s, a keep-alive tick (DESIGN §6.3).
+const LOOK: Duration = Duration::from_secs(10);
+/// Between two questions whether a store that did not answer does so again.
+const PROBE: Duration = Duration::from_millis(200);
+/// Sessions that are renewed, or deleted, at once.
+const AT_ONCE: usize = 64;
 
 /// Bounds of sessions.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionOptions {
     /// How long an unused session lives.
     pub ttl: Duration,
+    /// How long a session lives after whose creation nothing followed; `None` is as long as any other.
+    pub unused_ttl: Option<Duration>,
     /// Live sessions that one principal may have in a workspace.
     pub max_per_principal: usize,
 }
@@ -26,8 +46,8 @@ pub struct SessionOptions {
 pub struct NewSession {
     /// The tenant.
     pub workspace_id: WorkspaceId,
-    /// The key that the client came with.
-    pub key_id: KeyId,
+    /// The key that the client came with; `None` when it came with an access token.
+    pub key_id: Option<KeyId>,
     /// Who called.
     pub principal: Principal,
     /// The protocol version that was negotiated.
@@ -47,12 +67,17 @@ pub struct Sessions {
     store: Arc<dyn SessionStore>,
     clock: Arc<dyn Clock>,
     options: SessionOptions,
+    held: Arc<Held>,
+    doubt: Arc<Notify>,
+    /// Grows each time that the store was doubted and answered.
+    answers: Arc<watch::Sender<u64>>,
 }
 
 impl Sessions {
     /// Sessions in this store.
     pub fn new(store: Arc<dyn SessionStore>, clock: Arc<dyn Clock>, options: SessionOptions) -> Self {
-        Self { store, clock, options }
+        let held = Held::new(slack(options.ttl));
+        Self { store, clock, options, held, doubt: Arc::default(), answers: Arc::new(watch::channel(0).0) }
     }
 
     /// Creates a session.
@@ -62,17 +87,15 @@ impl Sessions {
     /// too much about itself, [`SessionError::Unavailable`].
     pub async fn create(&self, new: NewSession) -> Result<SessionRecord, SessionError> {
         let now = self.clock.now();
-        let session_id =
-            SessionId::generate(now).map_err(|why| SessionError::NoRandomness { reason: why.to_string() })?;
-        let record = SessionRecord {
+        let record = |session_id| SessionRecord {
             schema_version: SessionRecord::SCHEMA,
             session_id,
-            workspace_id: new.workspace_id,
-            key_id: new.key_id,
-            principal: new.principal,
-            protocol_version: new.protocol_version,
-            client_info: new.client_info,
-            client_capabilities: new.client_capabilities,
+            workspace_id: new.workspace_id.clone(),
+            key_id: new.key_id.clone(),
+            principal: new.principal.clone(),
+            protocol_version: new.protocol_version.clone(),
+            client_info: new.client_info.clone(),
+            client_capabilities: new.client_capabilities.clone(),
             log_level: None,
             subscriptions: BTreeSet::new(),
             upstreams: BTreeMap::new(),
@@ -80,23 +103,23 @@ impl Sessions {
             last_seen: now,
             rev: 1,
         };
-        let place = Place { workspace_id: &record.workspace_id, principal: &record.principal };
-        let SessionOptions { ttl, max_per_principal: limit } = self.options;
-        // The place first: counting afterwards would let concurrent creations pass the limit together.
-        if !self.store.take_place(place, session_id, limit, ttl).await? {
-            return Err(SessionError::TooMany { limit });
-        }
-        if let Err(why) = self.store.create(&record, ttl).await {
-            if let Err(second) = self.store.give_back(place, session_id).await {
-                tracing::debug!(error = %second, "cannot give back the place of a session");
-            }
-            return Err(why);
-        }
+        let SessionOptions { ttl, unused_ttl, max_per_principal } = self.options;
+        let life = unused_ttl.map_or(ttl, |unused| unused.min(ttl));
+        let created = patiently(|| async {
+            // Another id for each attempt: whether the one before has created its session is unknown.
+            let id = SessionId::generate(now)
+                .map_err(|why| SessionError::NoRandomness { reason: why.to_string() })?;
+            let record = record(id);
+            self.store.create(&record, max_per_principal, life).await?;
+            Ok(record)
+        });
+        let record = created.await?;
         count("created");
         Ok(record)
     }
 
-    /// Finds a session for a request and renews its life, in one flight.
+    /// Finds a session for a request and renews its life, in one flight (two when its place has to be renewed, once in a
+    /// tenth of its life).
     ///
     /// # Errors
     /// [`SessionError::NoSuchSession`] for whatever the caller may not use; [`SessionError::Unavailable`] when the
@@ -107,7 +130,7 @@ impl Sessions {
         caller: &Caller<'_>,
     ) -> Result<SessionRecord, SessionError> {
         let id = parse(id_text)?;
-        let lookup = self.store.resume(id, caller, self.clock.now(), self.options.ttl).await?;
+        let lookup = patiently(|| self.store.resume(id, caller, self.clock.now(), self.options.ttl)).await?;
         let record = allowed(lookup, id, caller)?;
         count("resumed");
         Ok(record)
@@ -162,7 +185,7 @@ impl Sessions {
     /// As [`Sessions::get_or_resume`]; a session that the caller may not use is not touched.
     pub async fn delete(&self, id_text: &str, caller: &Caller<'_>) -> Result<(), SessionError> {
         let id = parse(id_text)?;
-        allowed(self.store.delete(id, caller).await?, id, caller)?;
+        allowed(patiently(|| self.store.delete(id, caller)).await?, id, caller)?;
         count("deleted");
         Ok(())
     }
@@ -184,17 +207,116 @@ impl Sessions {
         workspace_id: &WorkspaceId,
         principal: &Principal,
     ) -> Result<usize, SessionError> {
-        let place = Place { workspace_id, principal };
+        let owner = Owner { workspace_id, principal };
         let caller = Caller { workspace_id, principal, binding: SessionBinding::Principal };
-        let mut ended = 0;
-        // A place without a session may be that of one that is just being created, so it is left to expire.
-        for id in self.store.placed(place).await? {
-            if self.store.delete(id, &caller).await? == Lookup::Found(()) {
-                ended += 1;
-                count("deleted");
+        // A place without a session may be that of one that is just being created, so it is left to lapse.
+        let ids = self.store.of(owner).await?;
+        stream::iter(ids)
+            .map(|id| async move { self.store.delete(id, &caller).await })
+            .buffer_unordered(AT_ONCE)
+            .try_fold(0, |ended, lookup| async move {
+                let found = lookup == Lookup::Found(());
+                if found {
+                    count("deleted");
+                }
+                Ok(ended + usize::from(found))
+            })
+            .await
+    }
+
+    /// Keeps a session that has just been created, resumed or saved from expiring, as long as [`Sessions::keep`] runs.
+    pub fn hold(&self, record: SessionRecord) -> HeldSession {
+        self.held.hold(record)
+    }
+
+    /// The sessions of an owner that are held here.
+    pub fn held(&self, owner: Owner<'_>) -> Vec<SessionId> {
+        self.held.of(owner)
+    }
+
+    /// For whoever could not ask: changes once the store answers again. One asks for all, in [`Sessions::keep`], so that
+    /// those who wait are no load on a store that is in trouble.
+    pub fn answering(&self) -> watch::Receiver<u64> {
+        let answers = self.answers.subscribe();
+        self.doubt.notify_one();
+        answers
+    }
+
+    /// Renews what is held, also when it is let go, for as long as it is polled. Calls `ended` for each session that
+    /// turns out to be gone while it is held; one that cannot be asked about is not gone. Run it once.
+    pub async fn keep(&self, ended: impl Fn(&WorkspaceId, SessionId) + Sync) {
+        let period = (self.options.ttl / 4).min(LOOK);
+        let (mut look, mut census) = (interval(period), interval(LOOK));
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        census.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let due = tokio::select! {
+                _ = look.tick() => self.held.older_than(period / 2),
+                due = self.held.released() => due,
+                () = self.doubt.notified() => {
+                    // Nothing could be renewed meanwhile either.
+                    while !self.census().await {
+                        sleep(PROBE).await;
+                    }
+                    self.answers.send_modify(|answers| *answers += 1);
+                    continue;
+                }
+                _ = census.tick() => {
+                    self.census().await;
+                    continue;
+                }
+            };
+            // The first failure ends the round: the rest would only wait for the same store. They are still due.
+            let round =
+                stream::iter(due).map(Ok).try_for_each_concurrent(AT_ONCE, |due| self.renew(due, &ended));
+            if let Err(why) = round.await {
+                tracing::debug!(error = %why, "held sessions could not be renewed");
             }
         }
-        Ok(ended)
+    }
+
+    async fn renew(&self, due: Due, ended: &impl Fn(&WorkspaceId, SessionId)) -> Result<(), SessionError> {
+        if self.store.renew(due.session, due.owner(), self.clock.now(), self.options.ttl).await? {
+            self.held.renewed(due.session);
+        } else {
+            ended(&due.workspace_id, due.session);
+        }
+        Ok(())
+    }
+
+    /// Whether the store answered.
+    async fn census(&self) -> bool {
+        gauge(metric::SESSIONS_HELD, u64::try_from(self.held.len()).unwrap_or(u64::MAX));
+        match self.store.count(self.clock.now()).await {
+            Ok(live) => {
+                gauge(metric::SESSIONS_LIVE, live);
+                true
+            }
+            Err(why) => {
+                tracing::debug!(error = %why, "live sessions could not be counted");
+                false
+            }
+        }
+    }
+}
+
+/// Tries until the store answers, within [`PATIENCE`].
+async fn patiently<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, SessionError>
+where
+    F: Future<Output = Result<T, SessionError>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    let mut failure = SessionError::Late { after: PATIENCE };
+    loop {
+        match timeout_at(deadline, attempt()).await {
+            Err(_) => return Err(failure),
+            Ok(Err(why)) if why.may_pass() => failure = why,
+            Ok(outcome) => return outcome,
+        }
+        if Instant::now() + PAUSE >= deadline {
+            return Err(failure);
+        }
+        sleep(PAUSE).await;
     }
 }
 
@@ -221,4 +343,12 @@ fn allowed<T>(lookup: Lookup<T>, id: SessionId, caller: &Caller<'_>) -> Result<T
 
 fn count(event: &'static str) {
     metrics::counter!(metric::SESSION_EVENTS, "event" => event).increment(1);
+}
+
+fn gauge(name: &'static str, number: u64) {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a gauge is a float; sessions are far fewer than it can tell apart"
+    )]
+    metrics::gauge!(name).set(number as f64);
 }

@@ -19,13 +19,13 @@ pub struct Caller<'a> {
     pub binding: SessionBinding,
 }
 
-/// A place among the live sessions of a principal. Counted per workspace: a key's id is unique there only, and one
-/// tenant must not use up or end another's sessions.
+/// Whose sessions are counted together. Per workspace: a key's id is unique there only, and one tenant must not use up
+/// or end another's sessions.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct Owner<'a> {
     /// The tenant.
     pub workspace_id: &'a WorkspaceId,
-    /// Whose.
+    /// Who created them.
     pub principal: &'a Principal,
 }
 
@@ -57,33 +57,23 @@ impl<T> Lookup<T> {
     }
 }
 
-/// Where sessions are kept. Each method is one atomic step of the store. `life` is the time after which an unused
-/// session expires, by the store's own clock; `now` is only noted.
+/// Where sessions are kept. What a method does to a session is one atomic step of the store. `life` is the time after
+/// which an unused session expires, by the store's own clock; `now` is only noted.
+///
+/// Each live session has a place among its owner's, by which they are counted. INVARIANT: a place outlives its session,
+/// by at most a tenth of a life, so that the count is never too low; that slack is also why most uses of a session need
+/// not renew its place.
 ///
 /// # Errors
 /// All methods: [`SessionError::Unavailable`] when the store could not be asked; whether it acted is then unknown.
 #[async_trait]
 pub trait SessionStore: Debug + Send + Sync + 'static {
-    /// Takes a place for a session that is about to be created; `false` when `limit` are taken.
-    async fn take_place(
-        &self,
-        place: Place<'_>,
-        id: SessionId,
-        limit: usize,
-        life: Duration,
-    ) -> Result<bool, SessionError>;
-
-    /// Gives the place of a session back, if it has one.
-    async fn give_back(&self, place: Place<'_>, id: SessionId) -> Result<(), SessionError>;
-
-    /// The sessions that have a place. Some may be gone.
-    async fn placed(&self, place: Place<'_>) -> Result<Vec<SessionId>, SessionError>;
-
-    /// Creates a session.
+    /// Creates a session, if its owner has fewer than `limit`. The place is taken first; without a session it is given
+    /// back, or lapses within seconds.
     ///
     /// # Errors
-    /// [`SessionError::AlreadyExists`], and the other session is untouched.
-    async fn create(&self, record: &SessionRecord, life: Duration) -> Result<(), SessionError>;
+    /// [`SessionError::TooMany`]; [`SessionError::AlreadyExists`], and the other session is untouched.
+    async fn create(&self, record: &SessionRecord, limit: usize, life: Duration) -> Result<(), SessionError>;
 
     /// Reads a session and, if it belongs to the caller, renews its life and that of its place.
     async fn resume(
@@ -93,6 +83,15 @@ pub trait SessionStore: Debug + Send + Sync + 'static {
         now: Timestamp,
         life: Duration,
     ) -> Result<Lookup<SessionRecord>, SessionError>;
+
+    /// Renews the life of a session and that of its place without reading it; `false` when its owner has no such session.
+    async fn renew(
+        &self,
+        id: SessionId,
+        owner: Owner<'_>,
+        now: Timestamp,
+        life: Duration,
+    ) -> Result<bool, SessionError>;
 
     /// Replaces a session whose stored revision is `read`, and renews its life.
     ///
@@ -104,6 +103,17 @@ pub trait SessionStore: Debug + Send + Sync + 'static {
     /// Deletes a session, if it belongs to the caller, and gives its place back.
     async fn delete(&self, id: SessionId, caller: &Caller<'_>) -> Result<Lookup<()>, SessionError>;
 
+    /// The sessions that have a place among the owner's. Some may be gone, or not there yet.
+    async fn of(&self, owner: Owner<'_>) -> Result<Vec<SessionId>, SessionError>;
+
     /// Whether each of these sessions exists. Renews nothing.
     async fn live(&self, ids: &[SessionId]) -> Result<Vec<bool>, SessionError>;
+
+    /// How many sessions live, of all owners. For people: some that have just expired may be among them.
+    async fn count(&self, now: Timestamp) -> Result<u64, SessionError>;
+}
+
+/// By how much a place outlives a session of this life. The scripts of Redis do the same sum.
+pub(crate) fn slack(life: Duration) -> Duration {
+    life / 10
 }

@@ -8,7 +8,7 @@
 mod support;
 
 use obol_model::{Kind, SessionId};
-use obol_session::{SessionError, SessionRecord, UpstreamNote};
+use obol_session::{SessionError, SessionOptions, SessionRecord, UpstreamNote};
 use serde_json::value::RawValue;
 
 use crate::support::{Fixture, LIMIT, MOST, TTL, Who};
@@ -30,6 +30,9 @@ contract! {
     a_token_refresh_keeps_the_session_and_another_issuer_does_not_get_it,
     a_shared_workspace_shares_its_sessions_and_no_others,
     an_unused_session_expires_and_a_used_one_does_not,
+    a_session_that_was_never_used_can_expire_early,
+    a_place_outlives_a_session_whose_first_use_came_early,
+    renewing_keeps_a_session_and_creates_none,
     an_expired_session_is_not_brought_back_by_anything,
     only_the_owner_deletes_and_then_it_is_gone,
     a_taken_id_is_not_created_again,
@@ -41,6 +44,7 @@ contract! {
     using_a_session_keeps_its_place,
     a_failed_creation_gives_its_place_back,
     a_principal_is_counted_per_workspace,
+    the_sessions_of_everybody_are_counted,
     the_sessions_of_a_key_are_deleted_together_and_no_others,
     liveness_of_many_is_told_in_order_and_renews_nothing,
     a_record_that_is_too_large_is_refused_and_leaves_everything_as_it_was,
@@ -123,6 +127,61 @@ async fn an_unused_session_expires_and_a_used_one_does_not(f: Fixture) {
     absent(f.sessions.get_or_resume(&ids[2].expose(), &owner.caller()).await);
 }
 
+async fn a_session_that_was_never_used_can_expire_early(f: Fixture) {
+    let unused_ttl = Some(TTL / 10);
+    let sessions = f.with(SessionOptions { ttl: TTL, unused_ttl, max_per_principal: LIMIT });
+    let owner = Who::key("acme", "k1");
+    let mut records = Vec::new();
+    for _ in 0..3 {
+        records.push(sessions.create(owner.new_session()).await.unwrap());
+    }
+    sessions.get_or_resume(&records[0].session_id.expose(), &owner.caller()).await.unwrap();
+    sessions.save(&records[1]).await.unwrap();
+    f.pass(TTL / 5).await;
+    let ids: Vec<_> = records.iter().map(|record| record.session_id).collect();
+    assert_eq!(sessions.live(&ids).await.unwrap(), [true, true, false]);
+    f.pass(TTL / 2).await;
+    assert_eq!(sessions.live(&ids).await.unwrap(), [true, true, false], "a use gives the whole life");
+    // Never longer than any other.
+    let sessions = f.with(SessionOptions { ttl: TTL, unused_ttl: Some(10 * TTL), max_per_principal: LIMIT });
+    let record = sessions.create(owner.new_session()).await.unwrap();
+    f.pass(TTL + MOST).await;
+    assert_eq!(sessions.live(&[record.session_id]).await.unwrap(), [false]);
+}
+
+async fn a_place_outlives_a_session_whose_first_use_came_early(f: Fixture) {
+    let unused_ttl = Some(TTL / 10);
+    let sessions = f.with(SessionOptions { ttl: TTL, unused_ttl, max_per_principal: 2 });
+    let owner = Who::key("acme", "k1");
+    for _ in 0..2 {
+        let record = sessions.create(owner.new_session()).await.unwrap();
+        sessions.get_or_resume(&record.session_id.expose(), &owner.caller()).await.unwrap();
+    }
+    // The first places were for a life of a tenth.
+    f.pass(MOST).await;
+    assert!(matches!(sessions.create(owner.new_session()).await, Err(SessionError::TooMany { limit: 2 })));
+    f.pass(TTL).await;
+    sessions.create(owner.new_session()).await.unwrap();
+}
+
+async fn renewing_keeps_a_session_and_creates_none(f: Fixture) {
+    let owner = Who::key("acme", "k1");
+    let record = f.sessions.create(owner.new_session()).await.unwrap();
+    let renew =
+        async |who: &Who| f.store.renew(record.session_id, who.owner(), f.clock.now(), TTL).await.unwrap();
+    f.pass(MOST).await;
+    assert!(renew(&owner).await);
+    f.pass(MOST).await;
+    let found = f.sessions.get_or_resume(&record.session_id.expose(), &owner.caller()).await.unwrap();
+    assert_eq!(found.rev, 1);
+    for foreign in [Who::key("acme", "k2"), Who::key("other", "k1")] {
+        assert!(!renew(&foreign).await);
+    }
+    f.sessions.delete(&record.session_id.expose(), &owner.caller()).await.unwrap();
+    assert!(!renew(&owner).await);
+    assert_eq!(f.sessions.live(&[record.session_id]).await.unwrap(), [false]);
+}
+
 async fn an_expired_session_is_not_brought_back_by_anything(f: Fixture) {
     let owner = Who::key("acme", "k1");
     let record = f.sessions.create(owner.new_session()).await.unwrap();
@@ -151,7 +210,7 @@ async fn a_taken_id_is_not_created_again(f: Fixture) {
     let owner = Who::key("acme", "k1");
     let record = f.sessions.create(owner.new_session()).await.unwrap();
     let thief = SessionRecord { principal: Who::key("acme", "k2").principal, ..record.clone() };
-    let error = f.store.create(&thief, TTL).await.unwrap_err();
+    let error = f.store.create(&thief, LIMIT, TTL).await.unwrap_err();
     assert!(matches!(error, SessionError::AlreadyExists));
     let found = f.sessions.get_or_resume(&record.session_id.expose(), &owner.caller()).await.unwrap();
     assert_eq!(found.principal, owner.principal);
@@ -271,6 +330,23 @@ async fn a_principal_is_counted_per_workspace(f: Fixture) {
             f.sessions.create(Who::key(workspace, "k1").new_session()).await.unwrap();
         }
     }
+}
+
+async fn the_sessions_of_everybody_are_counted(f: Fixture) {
+    let count = async || f.store.count(f.clock.now()).await.unwrap();
+    assert_eq!(count().await, 0);
+    let owners = [Who::key("acme", "k1"), Who::key("acme", "k2"), Who::key("other", "k1")];
+    let mut last = None;
+    for owner in &owners {
+        last = Some(f.sessions.create(owner.new_session()).await.unwrap().session_id.expose());
+    }
+    assert_eq!(count().await, 3);
+    f.pass(MOST).await;
+    f.sessions.get_or_resume(&last.clone().unwrap(), &owners[2].caller()).await.unwrap();
+    f.pass(MOST).await;
+    assert_eq!(count().await, 1, "what expired is not counted, what was used is");
+    f.sessions.delete(&last.unwrap(), &owners[2].caller()).await.unwrap();
+    assert_eq!(count().await, 0);
 }
 
 async fn the_sessions_of_a_key_are_deleted_together_and_no_others(f: Fixture) {

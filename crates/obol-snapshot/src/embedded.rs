@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -7,12 +8,16 @@ use obol_model::{Invalidation, Kind, Revision, WorkspaceId};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{FeedEvent, InvalidationFeed, PublicationSource, SourceError, Stored};
 
 /// Messages that a feed may lag behind; it then reports a new subscription, which makes up for what it missed.
 const LAG: usize = 256;
+
+/// After this long without a message the feed says that it still stands.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// Publications in memory, for one process: the embedded store (DESIGN §5). Also the feed of its invalidations.
 #[derive(Debug)]
@@ -120,10 +125,12 @@ impl InvalidationFeed for EmbeddedSource {
         let forward = async {
             let mut event = FeedEvent::Subscribed;
             while events.send(event).await.is_ok() {
-                event = match messages.recv().await {
-                    Ok(message) => FeedEvent::Message(message),
-                    Err(RecvError::Lagged(_)) => FeedEvent::Subscribed,
-                    Err(RecvError::Closed) => return,
+                event = match timeout(QUIET, messages.recv()).await {
+                    Ok(Ok(message)) => FeedEvent::Message(message),
+                    Ok(Err(RecvError::Lagged(_))) => FeedEvent::Subscribed,
+                    Ok(Err(RecvError::Closed)) => return,
+                    // Memory is always there.
+                    Err(_) => FeedEvent::Alive,
                 };
             }
         };

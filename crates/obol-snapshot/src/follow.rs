@@ -6,12 +6,13 @@ use futures::{StreamExt as _, stream};
 use obol_model::{Invalidation, WorkspaceId, metric};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::flight::Need;
+use crate::observe;
 use crate::publications::{Changes, READS_AT_A_TIME};
-use crate::{Compile, FeedEvent, InvalidationFeed, PRELOAD, Publications};
+use crate::{Compile, FeedEvent, InvalidationFeed, PRELOAD, PairError, Publications};
 
 /// How often everything in memory is compared with the store, whatever messages came (DESIGN §7.5).
 const RECONCILE: Duration = Duration::from_secs(30);
@@ -20,6 +21,10 @@ const RECONCILE: Duration = Duration::from_secs(30);
 /// five seconds for the read.
 const AHEAD: Duration = Duration::from_secs(20);
 const AHEAD_TICK: Duration = Duration::from_secs(5);
+
+/// How soon what could not be asked about is asked about again; doubled with each failure up to the longest.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
 
 /// Events on the way from the feed. The receiver never waits for the store, so this fills only in a burst.
 const EVENTS: usize = 256;
@@ -40,6 +45,44 @@ struct Work {
     messages: Vec<(WorkspaceId, Invalidation)>,
     everything: bool,
     overflowed: bool,
+}
+
+/// When everything is read again, since the store could not be asked: a subscription may be back before other
+/// connections are.
+#[derive(Debug)]
+struct Retry {
+    at: Option<Instant>,
+    pause: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { at: None, pause: FIRST_RETRY }
+    }
+}
+
+impl Retry {
+    /// Waits for `work`, or until everything is to be read again.
+    async fn or(&self, work: impl Future<Output = ()>) {
+        match self.at {
+            Some(at) => drop(timeout_at(at, work).await),
+            None => work.await,
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        self.at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Notes whether the store could be asked, and whether that was about everything.
+    fn after(&mut self, asked: bool, everything: bool) {
+        if !asked {
+            self.at = Some(Instant::now() + self.pause);
+            self.pause = (self.pause * 2).min(LONGEST_RETRY);
+        } else if everything {
+            *self = Self::default();
+        }
+    }
 }
 
 impl Pending {
@@ -89,6 +132,7 @@ impl<C: Compile> Publications<C> {
                     self.tell(Invalidation::All);
                     self.pending.push_everything();
                 }
+                FeedEvent::Alive => {}
                 FeedEvent::Message(bytes) => {
                     if let Ok(message) = serde_json::from_slice(&bytes) {
                         self.accept(message);
@@ -98,6 +142,8 @@ impl<C: Compile> Publications<C> {
                     }
                 }
             }
+            // Last: whoever looks at it has then been told what the event is about.
+            self.heard.now();
         }
     }
 
@@ -124,40 +170,57 @@ impl<C: Compile> Publications<C> {
     }
 
     async fn reload_pending(&self) {
+        let mut retry = Retry::default();
         loop {
-            self.pending.more.notified().await;
-            let work = self.pending.take();
-            self.reload_announced(work.messages).await;
+            retry.or(self.pending.more.notified()).await;
+            let mut work = self.pending.take();
+            work.everything |= retry.is_due();
+            let mut asked = self.reload_announced(work.messages).await;
             if work.everything {
-                self.reload_each(self.known(), Need::Later).await;
-                match self.preload(PRELOAD).await {
-                    Ok(loaded) => tracing::debug!(loaded, "publications reconciled"),
-                    Err(why) => {
-                        tracing::warn!(
-                            error = &why as &dyn std::error::Error,
-                            "workspaces could not be listed"
-                        );
-                    }
-                }
+                asked &= self.reload_everything().await;
             }
             if work.overflowed {
                 self.tell(Invalidation::All);
             }
+            retry.after(asked, work.everything);
         }
     }
 
-    /// Reads what the messages are about, once each, and passes the messages on, also when a read failed.
-    async fn reload_announced(&self, messages: Vec<(WorkspaceId, Invalidation)>) {
+    /// Reads what the messages are about, once each, and passes the messages on, also when a read failed. Answers
+    /// whether the store could be asked.
+    async fn reload_announced(&self, messages: Vec<(WorkspaceId, Invalidation)>) -> bool {
         let workspaces: BTreeSet<WorkspaceId> = messages.iter().map(|(ws, _)| ws.clone()).collect();
         let read = |workspace: WorkspaceId| async move {
-            if let Err(why) = self.reload_one(&workspace, Need::Later, Changes::Keep).await {
-                let error = &why as &dyn std::error::Error;
+            let result = self.reload_one(&workspace, Need::Later, Changes::Keep).await;
+            if let Err(why) = &result {
+                let error = why as &dyn std::error::Error;
                 tracing::warn!(%workspace, error, "announced publication could not be taken");
             }
+            !matches!(result, Err(PairError::Unavailable(_)))
         };
-        stream::iter(workspaces).for_each_concurrent(READS_AT_A_TIME, read).await;
+        let asked: Vec<bool> =
+            stream::iter(workspaces).map(read).buffer_unordered(READS_AT_A_TIME).collect().await;
         for (_, message) in messages {
             self.tell(message);
+        }
+        asked.into_iter().all(|asked| asked)
+    }
+
+    /// Compares everything in memory with the store, and loads what is there beside it. Answers whether the store could
+    /// be asked.
+    async fn reload_everything(&self) -> bool {
+        let results = self.reload_each(self.known(), Need::Later).await;
+        let asked = !results.iter().any(|(_, result)| matches!(result, Err(PairError::Unavailable(_))));
+        match self.preload(PRELOAD).await {
+            Ok(loaded) => {
+                tracing::debug!(loaded, "publications reconciled");
+                asked
+            }
+            Err(why) => {
+                let error = &why as &dyn std::error::Error;
+                tracing::warn!(error, "workspaces could not be listed");
+                false
+            }
         }
     }
 
@@ -170,6 +233,7 @@ impl<C: Compile> Publications<C> {
 
     async fn refresh_ahead(&self) {
         every(AHEAD_TICK, || async {
+            observe::silence(self.heard.silence());
             self.reload_each(self.active_and_older_than(AHEAD), Need::Running).await;
         })
         .await;

@@ -6,19 +6,27 @@
 //! credentials and a policy set, and a compile that fails makes the publication invalid.
 //!
 //! The store behind is a [`PublicationSource`], news of it come from an [`InvalidationFeed`]; [`RedisSource`] and
-//! [`EmbeddedSource`] are both. This crate never publishes to Redis: control does.
+//! [`EmbeddedSource`] are both. [`ControlFallback`] asks control for what Redis has nothing of. This crate never changes
+//! what is published: control does.
 
 mod embedded;
 mod error;
+mod fallback;
 mod flight;
 mod follow;
+mod heard;
 mod observe;
 mod publications;
 mod redis;
+mod rejected;
 mod source;
+mod status;
 
 pub use embedded::{EmbeddedSource, PublishError};
 pub use error::PairError;
+pub use fallback::{Control, ControlFallback};
 pub use publications::{Compile, PRELOAD, Publication, Publications, Reloaded};
 pub use redis::RedisSource;
+pub use rejected::Rejected;
 pub use source::{FeedEvent, InvalidationFeed, PublicationSource, SourceError, Stored};
+pub use status::{Active, Status};

@@ -7,13 +7,15 @@ use std::time::Duration;
 use futures::{StreamExt as _, stream};
 use obol_model::snapshot::{Documents, Fingerprint, PolicySnapshot, WorkspaceSnapshot};
 use obol_model::{Invalidation, Revision, WorkspaceId};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use crate::flight::{Need, SingleFlight};
 use crate::follow::Pending;
+use crate::heard::Heard;
 use crate::observe;
+use crate::rejected::Rejections;
 use crate::{PairError, PublicationSource, SourceError, Stored};
 
 /// How many workspaces are preloaded at start, and after an [`Invalidation::All`] (DESIGN §7.4).
@@ -68,10 +70,11 @@ pub type Reloaded = Vec<(WorkspaceId, Result<Option<Revision>, PairError>)>;
 
 pub(crate) type Outcome<T> = Result<Option<Arc<Publication<T>>>, PairError>;
 
-struct Served<T> {
-    publication: Arc<Publication<T>>,
+pub(crate) struct Served<T> {
+    pub(crate) publication: Arc<Publication<T>>,
+    pub(crate) installed_at: Instant,
     /// When the read that confirmed it *began*: what the store said later is not known.
-    validated_at: Instant,
+    pub(crate) validated_at: Instant,
     /// Whether a request used it since then.
     used: AtomicBool,
     /// Whether a later read failed, so that it ends with its 30 seconds.
@@ -99,12 +102,13 @@ pub(crate) enum Changes {
 pub struct Publications<C: Compile> {
     source: Arc<dyn PublicationSource>,
     compile: C,
-    served: RwLock<HashMap<WorkspaceId, Served<C::Output>>>,
-    /// Coherent publications that could not be used, so that the same one is not compiled for each request.
-    refused: Mutex<HashMap<WorkspaceId, (Fingerprint, PairError)>>,
+    pub(crate) served: RwLock<HashMap<WorkspaceId, Served<C::Output>>>,
+    pub(crate) rejections: Rejections,
+    gauges: observe::Gauges,
     reads: SingleFlight<Outcome<C::Output>>,
     listeners: broadcast::Sender<Invalidation>,
     pub(crate) pending: Pending,
+    pub(crate) heard: Heard,
 }
 
 impl<C: Compile> fmt::Debug for Publications<C> {
@@ -120,10 +124,12 @@ impl<C: Compile> Publications<C> {
             source,
             compile,
             served: RwLock::default(),
-            refused: Mutex::default(),
+            rejections: Rejections::default(),
+            gauges: observe::Gauges::default(),
             reads: SingleFlight::new(),
             listeners: broadcast::channel(LISTENER_LAG).0,
             pending: Pending::default(),
+            heard: Heard::default(),
         })
     }
 
@@ -189,6 +195,15 @@ impl<C: Compile> Publications<C> {
     /// holds for a listener that is told that it lags.
     pub fn subscribe(&self) -> broadcast::Receiver<Invalidation> {
         self.listeners.subscribe()
+    }
+
+    /// Until when no invalidation was missed: the last moment at which the subscription is known to have stood, with
+    /// everything that was missed before it made up for by [`Invalidation::All`]. `None` before the first subscription.
+    ///
+    /// What was derived from the store earlier than this, and what no message was about, still holds as of this moment.
+    /// While the subscription stands it is at most ten seconds ago; cheap enough to ask for each request.
+    pub fn reconciled_at(&self) -> Option<Instant> {
+        self.heard.at()
     }
 
     /// How many publications are in memory and can be served, as far as is known.
@@ -281,8 +296,13 @@ impl<C: Compile> Publications<C> {
         asked_at: Instant,
         stored: Result<Stored, SourceError>,
     ) -> Outcome<C::Output> {
+        let mut offered = None;
         let outcome = match stored {
-            Ok(Stored::Complete(documents)) => self.take_documents(workspace, asked_at, &documents).map(Some),
+            Ok(Stored::Complete(documents)) => {
+                self.take_documents(workspace, asked_at, &documents).map(Some).inspect_err(|_| {
+                    offered = documents.claimed();
+                })
+            }
             Ok(Stored::Absent) => {
                 self.drop_absent(workspace);
                 Ok(None)
@@ -290,10 +310,14 @@ impl<C: Compile> Publications<C> {
             Ok(Stored::Partial) => Err(PairError::Partial),
             Err(cause) => Err(PairError::Unavailable(cause)),
         };
-        if outcome.is_err()
-            && let Some(entry) = self.served.write().get_mut(workspace)
-        {
-            entry.failed = true;
+        if let Err(why) = &outcome {
+            if let Some(entry) = self.served.write().get_mut(workspace) {
+                entry.failed = true;
+            }
+            if !matches!(why, PairError::Unavailable(_)) {
+                let news = self.rejections.note(workspace, offered, why, CAPACITY);
+                observe::rejected(workspace, why, news);
+            }
         }
         outcome
     }
@@ -308,7 +332,7 @@ impl<C: Compile> Publications<C> {
         let current = self.served.read().get(workspace).map(|entry| Arc::clone(&entry.publication));
         if let Some(current) = current {
             if current.fingerprint == fingerprint {
-                self.install(workspace, asked_at, Arc::clone(&current));
+                self.confirm(workspace, asked_at);
                 return Ok(current);
             }
             let (served, found) = (current.revision(), fingerprint.revision);
@@ -318,26 +342,13 @@ impl<C: Compile> Publications<C> {
                 std::cmp::Ordering::Greater => {}
             }
         }
-        if let Some((refused, why)) = self.refused.lock().get(workspace)
-            && *refused == fingerprint
-        {
-            return Err(why.clone());
+        if let Some(why) = self.rejections.of(workspace, &fingerprint) {
+            return Err(why);
         }
-        match self.build(workspace, documents, fingerprint.clone()) {
-            Ok(publication) => {
-                let publication = Arc::new(publication);
-                self.install(workspace, asked_at, Arc::clone(&publication));
-                tracing::info!(%workspace, revision = %publication.revision(), "publication installed");
-                Ok(publication)
-            }
-            Err(why) => {
-                let mut refused = self.refused.lock();
-                if refused.len() < CAPACITY || refused.contains_key(workspace) {
-                    refused.insert(workspace.clone(), (fingerprint, why.clone()));
-                }
-                Err(why)
-            }
-        }
+        let publication = Arc::new(self.build(workspace, documents, fingerprint)?);
+        self.install(workspace, asked_at, Arc::clone(&publication));
+        tracing::info!(%workspace, revision = %publication.revision(), "publication installed");
+        Ok(publication)
     }
 
     fn build(
@@ -361,33 +372,52 @@ impl<C: Compile> Publications<C> {
         validated_at: Instant,
         publication: Arc<Publication<C::Output>>,
     ) {
-        self.refused.lock().remove(workspace);
+        self.rejections.clear(workspace);
         let mut served = self.served.write();
-        if served.len() >= CAPACITY && !served.contains_key(workspace) {
-            make_room(&mut served);
+        if served.len() >= CAPACITY
+            && !served.contains_key(workspace)
+            && let Some(victim) = make_room(&mut served)
+        {
+            self.gauges.revision(&victim, None);
         }
-        let revision = publication.revision();
-        let entry = Served { publication, validated_at, used: AtomicBool::new(false), failed: false };
+        self.gauges.revision(workspace, Some(publication.revision()));
+        let entry = Served {
+            publication,
+            installed_at: Instant::now(),
+            validated_at,
+            used: AtomicBool::new(false),
+            failed: false,
+        };
         served.insert(workspace.clone(), entry);
         observe::loaded(served.len());
-        observe::revision(workspace, revision);
+    }
+
+    fn confirm(&self, workspace: &WorkspaceId, validated_at: Instant) {
+        self.rejections.clear(workspace);
+        if let Some(entry) = self.served.write().get_mut(workspace) {
+            entry.validated_at = validated_at;
+            entry.used = AtomicBool::new(false);
+            entry.failed = false;
+        }
     }
 
     fn drop_absent(&self, workspace: &WorkspaceId) {
-        self.refused.lock().remove(workspace);
+        self.rejections.clear(workspace);
         let mut served = self.served.write();
         if served.remove(workspace).is_some() {
+            self.gauges.revision(workspace, None);
             observe::loaded(served.len());
             tracing::info!(%workspace, "publication dropped");
         }
     }
 }
 
-fn make_room<T>(served: &mut HashMap<WorkspaceId, Served<T>>) {
+fn make_room<T>(served: &mut HashMap<WorkspaceId, Served<T>>) -> Option<WorkspaceId> {
     let least_useful = |entry: &Served<T>| (entry.used.load(Ordering::Relaxed), entry.validated_at);
     let victim = served.iter().min_by_key(|(_, entry)| least_useful(entry)).map(|(ws, _)| ws.clone());
-    if let Some(victim) = victim {
-        served.remove(&victim);
+    if let Some(victim) = &victim {
+        served.remove(victim);
         tracing::warn!(workspace = %victim, "publication evicted, more workspaces are in use than fit");
     }
+    victim
 }

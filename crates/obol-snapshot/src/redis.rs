@@ -1,7 +1,9 @@
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use obol_model::snapshot::{Documents, PublicationKeys};
 use obol_model::{Invalidation, WorkspaceId};
-use obol_redis::{Redis, SubscriberEvent};
+use obol_redis::{Redis, Script, SubscriberEvent};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -11,12 +13,31 @@ type Three = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Publications in Redis, and the feed of `obol:invalidate`.
 #[derive(Debug, Clone)]
-pub struct RedisSource(Redis);
+pub struct RedisSource {
+    redis: Redis,
+    create: Arc<Script>,
+}
 
 impl RedisSource {
     /// Reads through `redis`; the feed opens a connection of its own.
     pub fn new(redis: Redis) -> Self {
-        Self(redis)
+        let script = include_str!("scripts/create_publication_v1.lua");
+        Self { redis, create: Arc::new(Script::new("create_publication_v1", script)) }
+    }
+
+    /// Creates a publication and tells the replicas, in one step, if the workspace has none of the three keys. Answers
+    /// whether it did. Abandoning it leaves nothing or a whole publication.
+    ///
+    /// # Errors
+    /// When Redis cannot be asked; it may have done it all the same.
+    pub async fn create(&self, workspace: &WorkspaceId, documents: &Documents) -> Result<bool, SourceError> {
+        let keys = PublicationKeys::of(workspace);
+        let message = Invalidation::Workspace { workspace_id: workspace.clone() };
+        let message = serde_json::to_vec(&message).map_err(SourceError::new)?;
+        let Documents { workspace, policy, fingerprint } = documents;
+        let args: [&[u8]; 5] = [workspace, policy, fingerprint, Invalidation::CHANNEL.as_bytes(), &message];
+        let keys = [keys.workspace.as_str(), &keys.policy, &keys.fingerprint];
+        self.redis.run(&self.create, &keys, &args).await.map_err(SourceError::new)
     }
 }
 
@@ -26,7 +47,7 @@ impl PublicationSource for RedisSource {
         let keys = PublicationKeys::of(workspace);
         let mut command = redis::cmd("MGET");
         command.arg(&keys.workspace).arg(&keys.policy).arg(&keys.fingerprint);
-        let found: Three = self.0.query(&command).await.map_err(SourceError::new)?;
+        let found: Three = self.redis.query(&command).await.map_err(SourceError::new)?;
         Ok(match found {
             (Some(workspace), Some(policy), Some(fingerprint)) => {
                 Stored::Complete(Documents { workspace, policy, fingerprint })
@@ -37,7 +58,7 @@ impl PublicationSource for RedisSource {
     }
 
     async fn list(&self, limit: usize) -> Result<Vec<WorkspaceId>, SourceError> {
-        let keys = self.0.scan(PublicationKeys::EVERY_POLICY, limit).await.map_err(SourceError::new)?;
+        let keys = self.redis.scan(PublicationKeys::EVERY_POLICY, limit).await.map_err(SourceError::new)?;
         let workspace = |key: &String| {
             let workspace = PublicationKeys::workspace_of_policy(key);
             if workspace.is_none() {
@@ -57,6 +78,7 @@ impl InvalidationFeed for RedisSource {
             while let Some(event) = receiver.recv().await {
                 let event = match event {
                     SubscriberEvent::Subscribed => FeedEvent::Subscribed,
+                    SubscriberEvent::Alive => FeedEvent::Alive,
                     SubscriberEvent::Message(bytes) => FeedEvent::Message(bytes),
                 };
                 if events.send(event).await.is_err() {
@@ -64,6 +86,6 @@ impl InvalidationFeed for RedisSource {
                 }
             }
         };
-        tokio::join!(self.0.subscribe(Invalidation::CHANNEL, sender, shutdown), forward);
+        tokio::join!(self.redis.subscribe(Invalidation::CHANNEL, sender, shutdown), forward);
     }
 }

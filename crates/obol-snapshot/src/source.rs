@@ -34,7 +34,8 @@ impl SourceError {
 /// Where publications are read from.
 #[async_trait]
 pub trait PublicationSource: Send + Sync + 'static {
-    /// Reads the three keys of a workspace in one atomic step, within a deadline of its own. Cancel-safe: it only reads.
+    /// Reads the three keys of a workspace in one atomic step, within a deadline of its own. Cancel-safe: abandoning it
+    /// takes nothing away from anybody.
     ///
     /// # Errors
     /// When the store cannot be asked.
@@ -52,6 +53,9 @@ pub trait PublicationSource: Send + Sync + 'static {
 pub enum FeedEvent {
     /// The subscription stands, for the first time or again: messages before it may have been missed.
     Subscribed,
+    /// The subscription still stands: no message was missed until now. To be reported at least every 10 seconds when
+    /// there is nothing else to report.
+    Alive,
     /// One message of `obol:invalidate`, as it came.
     Message(Bytes),
 }

@@ -122,7 +122,7 @@ async fn a_message_about_a_key_waits_for_no_read() {
     let (say, feed) = Spoken::new();
     beside(&publications, feed, async {
         let hash: KeyHash = "ab".repeat(32).parse().unwrap();
-        let key = Invalidation::Key { hash, delete_sessions: true };
+        let key = Invalidation::key(hash);
         say.send(message(&workspace("acme"))).await.unwrap();
         say.send(message(&key)).await.unwrap();
         assert_eq!(heard(&mut listener, &key).await, [key]);
@@ -165,7 +165,7 @@ async fn a_burst_for_one_workspace_costs_few_reads() {
         for _ in 0..100 {
             say.send(message(&workspace("acme"))).await.unwrap();
         }
-        let key = Invalidation::Key { hash: "ab".repeat(32).parse().unwrap(), delete_sessions: false };
+        let key = Invalidation::key("ab".repeat(32).parse().unwrap());
         say.send(message(&key)).await.unwrap();
         heard(&mut listener, &key).await;
         source.gate.add_permits(100);
@@ -207,6 +207,35 @@ async fn what_was_missed_is_repaired_after_a_resubscribe_and_told() {
     .await;
 }
 
+/// A subscription may be back before the connections that read are.
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_read_after_a_resubscribe_is_read_again_soon() {
+    let source = Scripted::answering(Stored::Complete(documents("acme", 1, "test")));
+    let (publications, _) = serving(&source);
+    publications.pair(&ws("acme")).await.unwrap();
+    let mut listener = publications.subscribe();
+    for (number, event) in [(2, FeedEvent::Subscribed), (3, message(&workspace("acme")))] {
+        source.now(None);
+        let (say, feed) = Spoken::new();
+        beside(&publications, feed, async {
+            let first = if event == FeedEvent::Subscribed { Invalidation::All } else { workspace("acme") };
+            say.send(event).await.unwrap();
+            heard(&mut listener, &first).await;
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let reads = source.reads();
+            assert!(reads < 20, "{reads}");
+            source.now(Stored::Complete(documents("acme", number, "test")));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(publications.revisions(), [(ws("acme"), revision(number))]);
+            heard(&mut listener, &workspace("acme")).await;
+            let reads = source.reads();
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            assert_eq!(source.reads(), reads, "once it was read there is nothing to repeat");
+        })
+        .await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_missed_is_repaired_every_30_seconds_and_told() {
     let source = Scripted::answering(Stored::Complete(documents("acme", 1, "test")));
@@ -219,6 +248,43 @@ async fn what_was_missed_is_repaired_every_30_seconds_and_told() {
     beside(&publications, feed, async {
         assert_eq!(heard(&mut listener, &workspace("acme")).await, [workspace("acme")]);
         assert_eq!(begun.elapsed().as_secs(), 30);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn until_when_nothing_was_missed_is_known() {
+    let source = Scripted::answering(Stored::Absent);
+    let (publications, _) = serving(&source);
+    assert_eq!(publications.reconciled_at(), None);
+    let mut listener = publications.subscribe();
+    let (say, feed) = Spoken::new();
+    let begun = tokio::time::Instant::now();
+    let at = || publications.reconciled_at().map(|at| at.duration_since(begun).as_secs());
+    beside(&publications, feed, async {
+        say.send(FeedEvent::Subscribed).await.unwrap();
+        heard(&mut listener, &Invalidation::All).await;
+        assert_eq!(at(), Some(0), "those who were told know that they were told everything");
+        // Silence says nothing, not even while the store can be asked.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(at(), Some(0));
+        for (event, expected) in [(FeedEvent::Alive, 60), (message(&workspace("acme")), 70)] {
+            say.send(event).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            assert_eq!(at(), Some(expected));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_embedded_feed_stands_as_long_as_the_process() {
+    let source = Arc::new(EmbeddedSource::new());
+    let publications =
+        Publications::new(Arc::clone(&source) as Arc<dyn PublicationSource>, Counting::default());
+    beside(&publications, source, async {
+        tokio::time::sleep(Duration::from_mins(10)).await;
+        assert!(publications.reconciled_at().unwrap().elapsed() < Duration::from_secs(10));
     })
     .await;
 }

@@ -13,7 +13,9 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::{FutureExt as _, poll};
 use obol_model::Kind;
-use obol_model::snapshot::{Documents, InvalidPublication};
+use obol_model::snapshot::{
+    Documents, InvalidPublication, LARGEST_DOCUMENT, PolicySnapshot, WorkspaceSnapshot,
+};
 use obol_snapshot::{PairError, Stored};
 use tokio::time::advance;
 
@@ -22,6 +24,13 @@ use crate::support::{Scripted, documents, revision, serving, ws};
 mod support;
 
 type Is = fn(&PairError) -> bool;
+
+/// A publication that is coherent but for what is done to its documents.
+fn rewritten(number: u64, change: impl FnOnce(&mut WorkspaceSnapshot, &mut PolicySnapshot)) -> Stored {
+    let (mut workspace, mut policy) = documents("acme", number, "test").decode(&ws("acme")).unwrap();
+    change(&mut workspace, &mut policy);
+    Stored::Complete(Documents::encode(&workspace, &policy).unwrap())
+}
 
 fn complete(number: u64, environment: &str) -> Stored {
     Stored::Complete(documents("acme", number, environment))
@@ -101,6 +110,17 @@ async fn every_incoherence_is_refused_and_leaves_what_was_served_before() {
             Stored::Complete(Documents { fingerprint: br#"{"schema_version":99}"#.to_vec(), ..good.clone() }),
             |e| matches!(e, PairError::Invalid(InvalidPublication::UnknownSchema { found: 99, .. })),
         ),
+        ("a workspace snapshot of the future", rewritten(3, |w, _| w.schema_version = 2), |e| {
+            matches!(e, PairError::Invalid(InvalidPublication::UnknownSchema { found: 2, .. }))
+        }),
+        ("a policy snapshot of no version", rewritten(3, |_, p| p.schema_version = 0), |e| {
+            matches!(e, PairError::Invalid(InvalidPublication::UnknownSchema { found: 0, .. }))
+        }),
+        (
+            "too large",
+            Stored::Complete(Documents { policy: vec![b' '; LARGEST_DOCUMENT + 1], ..good.clone() }),
+            |e| matches!(e, PairError::Invalid(InvalidPublication::TooLarge { .. })),
+        ),
         ("of another workspace", Stored::Complete(documents("umbrella", 3, "test")), |e| {
             matches!(e, PairError::Invalid(InvalidPublication::ForeignWorkspace { .. }))
         }),
@@ -131,6 +151,51 @@ async fn every_incoherence_is_refused_and_leaves_what_was_served_before() {
         source.now(complete(4, "good again"));
         assert_eq!(publications.pair(&ws("acme")).await.unwrap().revision(), revision(4), "{what}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_served_and_what_was_rejected_can_be_looked_at() {
+    let source = Scripted::answering(complete(2, "test"));
+    let (publications, _) = serving(&source);
+    publications.pair(&ws("acme")).await.unwrap();
+    advance(Duration::from_secs(10)).await;
+    publications.reload(&ws("acme")).await.unwrap();
+    advance(Duration::from_secs(1)).await;
+    source.now(complete(1, "old"));
+    for _ in 0..2 {
+        publications.reload(&ws("acme")).await.unwrap_err();
+        advance(Duration::from_secs(1)).await;
+    }
+    let [status] = publications.statuses().try_into().unwrap();
+    let (active, rejected) = (status.active.unwrap(), status.rejected.unwrap());
+    assert_eq!((status.workspace, active.revision), (ws("acme"), revision(2)));
+    let (installed, validated) = (active.installed_at.elapsed(), active.validated_at.elapsed());
+    assert_eq!((installed.as_secs(), validated.as_secs()), (13, 3));
+    assert_eq!((rejected.revision, rejected.at.elapsed().as_secs()), (Some(revision(1)), 2));
+    assert!(matches!(rejected.why, PairError::Older { .. }), "{rejected:?}");
+
+    // Could not ask is no rejection, and neither takes one back.
+    source.now(None);
+    publications.reload(&ws("acme")).await.unwrap_err();
+    assert!(matches!(publications.statuses()[0].rejected.as_ref().unwrap().why, PairError::Older { .. }));
+    source.now(complete(2, "test"));
+    publications.reload(&ws("acme")).await.unwrap();
+    assert!(publications.statuses()[0].rejected.is_none());
+    source.now(complete(3, "broken"));
+    publications.reload(&ws("umbrella")).await.unwrap_err();
+    let never_served = publications.statuses().pop().unwrap();
+    assert!(never_served.active.is_none() && never_served.rejected.is_some(), "{never_served:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publication_that_was_torn_is_taken_once_it_is_whole() {
+    let (good, next) = (documents("acme", 2, "test"), documents("acme", 3, "next"));
+    let torn = Documents { policy: good.policy.clone(), ..next.clone() };
+    let source = Scripted::answering(Stored::Complete(torn));
+    let (publications, _) = serving(&source);
+    publications.pair(&ws("acme")).await.unwrap_err();
+    source.now(Stored::Complete(next));
+    assert_eq!(publications.pair(&ws("acme")).await.unwrap().revision(), revision(3));
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,10 +40,16 @@ mod eventually;
 pub mod fake_llm;
 pub mod fake_mcp;
 pub mod flights;
+pub mod issuer;
 pub mod logs;
 pub mod port;
+pub mod postgres;
 pub mod process;
 pub mod redis;
+pub mod redis_cluster;
+pub mod redis_kind;
+pub mod redis_sentinel;
+pub mod redis_tls;
 
 mod accept;
 mod answer;

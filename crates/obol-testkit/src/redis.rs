@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::Failure;
+use crate::eventually;
 use crate::port::Port;
 use crate::process::{Group, pid};
 
@@ -26,6 +27,7 @@ const START: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct RedisServer {
     port: Port,
+    /// What it is started with, apart from its port and its directory.
     args: Vec<String>,
     child: Mutex<Option<Child>>,
     dir: TempDir,
@@ -54,36 +56,45 @@ impl RedisServer {
     /// # Errors
     /// When it is not installed or does not answer within five seconds.
     pub async fn try_start(args: &[&str]) -> Result<Self, Failure> {
+        let usual = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"];
+        let args = usual.iter().chain(args).map(|&arg| arg.to_owned()).collect();
+        Self::try_start_on(Port::reserve(), args, None).await
+    }
+
+    /// Starts one on a port of the caller's, with these arguments; `config` is a file for it to read (and, if it is a
+    /// sentinel, to write).
+    pub(crate) async fn try_start_on(
+        port: Port,
+        mut args: Vec<String>,
+        config: Option<&str>,
+    ) -> Result<Self, Failure> {
         let failed = |why: io::Error| Failure::new(format!("cannot start `redis-server`: {why}"));
-        let server = Self {
-            port: Port::reserve(),
-            args: args.iter().map(|&arg| arg.to_owned()).collect(),
-            child: Mutex::new(None),
-            dir: tempfile::Builder::new().prefix("obol-redis-").tempdir().map_err(failed)?,
-            group: Group::new().map_err(failed)?,
-        };
+        let dir = tempfile::Builder::new().prefix("obol-redis-").tempdir().map_err(failed)?;
+        if let Some(text) = config {
+            let file = dir.path().join("redis.conf");
+            std::fs::write(&file, text).map_err(failed)?;
+            args.insert(0, file.to_string_lossy().into_owned());
+        }
+        let (child, group) = (Mutex::new(None), Group::new().map_err(failed)?);
+        let server = Self { port, args, child, dir, group };
         server.launch().await?;
         Ok(server)
     }
 
     async fn launch(&self) -> Result<(), Failure> {
+        // A configuration file has to come first, and what comes later wins.
+        let (config, rest) = match self.args.first() {
+            Some(first) if !first.starts_with('-') => self.args.split_at(1),
+            _ => (&[][..], &self.args[..]),
+        };
         let child = Command::new("redis-server")
-            .args(["--port", &self.port().to_string()])
-            .args([
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-                "--maxmemory-policy",
-                "noeviction",
-            ])
+            .args(config)
+            .args(["--port", &self.port().to_string(), "--bind", "127.0.0.1"])
             .arg("--dir")
             .arg(self.dir.path())
             .arg("--logfile")
             .arg(self.log_file())
-            .args(&self.args)
+            .args(rest)
             .process_group(self.group.id())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -136,6 +147,11 @@ impl RedisServer {
         format!("redis://{}", self.addr())
     }
 
+    /// Whether it was started and not killed since.
+    pub fn runs(&self) -> bool {
+        self.child.lock().is_some()
+    }
+
     /// Stops it in its tracks (`SIGSTOP`): connections stay open and are accepted, nothing is answered.
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);
@@ -175,8 +191,16 @@ impl RedisServer {
     /// # Panics
     /// When it cannot be opened.
     pub async fn connection(&self) -> ::redis::aio::MultiplexedConnection {
-        let client = ::redis::Client::open(self.url()).expect("a valid Redis URL");
-        client.get_multiplexed_async_connection().await.expect("a connection to Redis")
+        self.try_connection().await.expect("a connection to Redis")
+    }
+
+    /// With more patience than the library's defaults: on a busy machine they fail a test that is right.
+    async fn try_connection(&self) -> ::redis::RedisResult<::redis::aio::MultiplexedConnection> {
+        let client = ::redis::Client::open(self.url())?;
+        let config = ::redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(START))
+            .set_response_timeout(Some(START));
+        client.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Runs one command, as `redis-cli` would: `server.cli(&["HGETALL", "sess:x"]).await`.
@@ -199,6 +223,34 @@ impl RedisServer {
     /// When Redis answers with an error or with something else.
     pub async fn query<T: ::redis::FromRedisValue>(&self, args: &[&str]) -> T {
         ::redis::from_redis_value(self.cli(args).await).unwrap_or_else(|why| panic!("{args:?}: {why}"))
+    }
+
+    /// Runs one command and reads its answer as `T`, on a server that may be going away.
+    ///
+    /// # Errors
+    /// When it cannot be asked, or answers with an error or with something else.
+    pub async fn try_query<T: ::redis::FromRedisValue>(&self, args: &[&str]) -> Result<T, Failure> {
+        let failed = |why: ::redis::RedisError| Failure::new(format!("{args:?}: {why}"));
+        let mut connection = self.try_connection().await.map_err(failed)?;
+        let (name, rest) = args.split_first().expect("a command");
+        ::redis::cmd(name).arg(rest).query_async(&mut connection).await.map_err(failed)
+    }
+
+    /// Waits until a replica has everything that was written so far.
+    ///
+    /// # Panics
+    /// When there is none that catches up within ten seconds.
+    pub async fn wait_until_replicated(&self) {
+        // `WAIT` is about what the same connection wrote before it.
+        eventually(Duration::from_secs(10), || async {
+            let info: String = self.query(&["INFO", "replication"]).await;
+            let number = |after: &str| {
+                let (_, rest) = info.split_once(after)?;
+                rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+            };
+            number("master_repl_offset:").zip(number(",offset=")).is_some_and(|(ours, theirs)| theirs >= ours)
+        })
+        .await;
     }
 
     /// The names of the keys that match a pattern, sorted.

@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use obol_control::{CompileOptions, Compiled, compile_file};
+use obol_control::{
+    CompileOptions, Compiled, ControlStore as _, FileStore, KeyRecord, compile_file, workspace_files,
+};
+use obol_model::KeyId;
 
+use crate::cli::CheckArgs;
 use crate::config::Environment;
 use crate::failure::Failure;
 use crate::out;
@@ -12,33 +16,36 @@ use crate::out;
 /// Reports every fault of every file on stdout, and gives the exit code: 1 when there is one.
 ///
 /// # Errors
-/// When stdout is closed.
-pub(crate) fn check(files: &[PathBuf], env: &Environment) -> Result<u8, Failure> {
+/// When stdout is closed, or the state directory cannot be read.
+pub(crate) async fn check(args: &CheckArgs, env: &Environment) -> Result<u8, Failure> {
+    let keys = match &args.state {
+        Some(state) => Some(keys(state).await?),
+        None => None,
+    };
     let env = |name: &str| env.secret(name).map(|secret| secret.expose().clone());
     let options = CompileOptions { key_ring: None, env: &env };
-    let mut seen: BTreeMap<_, &Path> = BTreeMap::new();
+    let mut seen: BTreeMap<_, (PathBuf, u64)> = BTreeMap::new();
     let mut valid = true;
-    for file in files {
-        match compile_file(file, &options) {
+    for file in files(&args.files)? {
+        match compile_file(&file, &options) {
             Ok(compiled) => {
-                for warning in &compiled.warnings {
+                let unknown =
+                    compiled.keys.iter().filter(|(id, _)| keys.as_ref().is_some_and(|k| !k.contains(id)));
+                for warning in compiled.warnings.iter().chain(unknown.map(|(_, warning)| warning)) {
                     out::line(format_args!("warning: {warning}"))?;
                 }
+                let (id, (line, column)) = (&compiled.workspace.workspace_id, compiled.place);
                 // Control would refuse the second one.
-                match seen.insert(compiled.workspace.workspace_id.clone(), file) {
-                    Some(other) if other != file => {
-                        let id = &compiled.workspace.workspace_id;
-                        let text = format!(
-                            "{}: the workspace `{id}` is defined by `{}` too",
-                            file.display(),
-                            other.display()
-                        );
-                        out::line(format_args!(
-                            "error: {text}\n  help: one file per workspace: remove one of the two"
-                        ))?;
-                        valid = false;
-                    }
-                    _ => out::line(format_args!("{}: valid, {}", file.display(), summary(&compiled)))?,
+                if let Some((other, there)) = seen.get(id) {
+                    let (file, other) = (file.display(), other.display());
+                    out::line(format_args!(
+                        "error: {file}:{line}:{column}: the workspace `{id}` is defined by `{other}` too, in line \
+                         {there}\n  help: one file per workspace: remove one of the two"
+                    ))?;
+                    valid = false;
+                } else {
+                    out::line(format_args!("{}: valid, {}", file.display(), summary(&compiled)))?;
+                    seen.insert(id.clone(), (file, line));
                 }
             }
             Err(faults) => {
@@ -50,6 +57,41 @@ pub(crate) fn check(files: &[PathBuf], env: &Environment) -> Result<u8, Failure>
         }
     }
     Ok(u8::from(!valid))
+}
+
+/// Every file once, directories opened. What does not exist is left to the compiler, which says so.
+fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut all = Vec::new();
+    for path in paths {
+        if !path.is_dir() {
+            all.push(path.clone());
+            continue;
+        }
+        let files = workspace_files(path).map_err(Failure::usage)?;
+        if files.is_empty() {
+            return Err(Failure::usage(format!("`{}` holds no workspace file", path.display())));
+        }
+        all.extend(files);
+    }
+    let mut seen = std::collections::HashSet::new();
+    all.retain(|file| seen.insert(file.clone()));
+    Ok(all)
+}
+
+async fn keys(state: &Path) -> Result<Vec<KeyId>, Failure> {
+    let records = records(state).await?;
+    Ok(records.into_iter().filter(|record| record.revoked_at.is_none()).map(|r| r.key.key_id).collect())
+}
+
+/// The keys of a state directory of control.
+pub(crate) async fn records(state: &Path) -> Result<Vec<KeyRecord>, Failure> {
+    let store = FileStore::new(state);
+    if !store.exists() {
+        return Err(Failure::usage(format!("`{}` is no state directory of control", state.display())));
+    }
+    let keys = store.keys().await;
+    let keys = keys.map_err(|e| Failure::usage(format!("`{}` cannot be read: {e}", state.display())))?;
+    Ok(keys.records)
 }
 
 fn summary(compiled: &Compiled) -> String {

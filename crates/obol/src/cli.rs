@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use obol_model::{KeyId, WorkspaceId};
+use obol_model::{KeyId, ModelName, Revision, WorkspaceId};
 
 /// One door between agents and everything that they call: an MCP and LLM gateway.
 #[derive(Debug, Parser)]
@@ -19,7 +19,7 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 Examples:
   obol dev                              try it: gateway and control in one process, nothing else needed
-  obol check workspaces/*.yaml          validate workspace files, in CI for instance
+  obol check workspaces/                validate workspace files, in CI for instance
   obol control --workspaces ./workspaces --state ./state
                                         the control plane: publish workspaces and keys to Redis
   obol key new --workspace acme --state ./state
@@ -46,6 +46,19 @@ pub enum Command {
     /// Validate workspace files.
     #[command(after_help = CHECK_HELP)]
     Check(CheckArgs),
+    /// Say what the policies decide about one key and one tool, and why.
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(ExplainArgs),
+    /// Compile workspace files and publish them, once.
+    #[command(after_help = PUBLISH_HELP)]
+    Publish(PublishArgs),
+    /// List workspaces, show their revisions, and go back to one.
+    #[command(after_help = WORKSPACE_HELP)]
+    Workspace {
+        /// What to do with workspaces.
+        #[command(subcommand)]
+        command: WorkspaceCommand,
+    },
     /// Make, list and revoke virtual keys.
     #[command(after_help = KEY_HELP)]
     Key {
@@ -75,7 +88,8 @@ Prints `listening public http://…` and `listening admin http://…` to stdout 
 
 const CONTROL_HELP: &str = "\
 Watches the directory: an edit is published within a second, an invalid one is refused with file, line and
-reason, and what was published before stays. Run one control per Redis; replicas go on without it.
+reason, and what was published before stays. Replicas go on without it. Several controls may run on one
+database (OBOL_DATABASE_URL) or one state directory; never on one Redis with different ones.
 
 Examples:
   obol control --workspaces ./workspaces --state /var/lib/obol
@@ -98,16 +112,52 @@ The exit code is 0 when all files are valid and 1 when one is not.
 
 Examples:
   obol check workspaces/acme.yaml
-  obol check workspaces/*.yaml";
+  obol check workspaces/ --state /var/lib/obol";
+
+const EXPLAIN_HELP: &str = "\
+Reads workspace files and control's state directory, and asks nobody: it tells what the files say now, which
+may not be published yet. Prints `allowed` or `denied` with the reason, then each question that the gateway
+would ask and the policies that decided, with file and line.
+The exit code is 0 when it is allowed, 1 when it is denied, and 2 when nothing could be decided.
+
+Examples:
+  obol explain --workspace workspaces/ --state /var/lib/obol --key-id k-1a2b3c4d5e6f --tool github/delete_repo
+  obol explain --workspace acme.yaml --key-id k-1 --tag team:web --tool files/write --args '{\"path\":\"/etc/x\"}'
+  obol explain --workspace acme.yaml --key-id k-1 --model fast
+  echo \"$KEY\" | obol explain --workspace workspaces/ --state /var/lib/obol --key - --resource files/file:///a.txt";
+
+const PUBLISH_HELP: &str = "\
+Publishes what the files say as the next revision of their workspaces and prints `published WORKSPACE REVISION`, or
+`unchanged` when they say nothing new. When one of them has a fault, all faults are reported and nothing is
+published. What is published stands until it is published again, or until a file that `obol control` watches
+for the same workspace changes.
+
+Examples:
+  obol publish workspaces/ --state /var/lib/obol     from CI for instance, with or without a control that runs
+  obol publish acme.yaml --raise-epoch --state /var/lib/obol
+                                                     when replicas hold a newer revision than the store knows";
+
+const WORKSPACE_HELP: &str = "\
+A rollback publishes the content of an older revision as a new one, so that every replica takes it; it stands until
+the workspace's file changes. The last 50 revisions of a workspace are kept. With OBOL_REDIS_URL a change takes
+effect at once, without it when a running control sees it, within a second; a rollback needs it, and
+OBOL_CREDENTIAL_KEY.
+
+Examples:
+  obol workspace list --state /var/lib/obol
+  obol workspace show acme --json --state /var/lib/obol
+  obol workspace rollback acme --to 1.7 --state /var/lib/obol
+  obol workspace unpublish acme --state /var/lib/obol";
 
 const KEY_HELP: &str = "\
-Keys live in control's state directory, as hashes: a key is shown once, when it is made. A running
-control publishes a change within seconds.
+Keys are kept where control keeps what it knows, as hashes: a key is shown once, when it is made. With
+OBOL_REDIS_URL a change takes effect at once, without it when a running control sees it, within a second.
 
 Examples:
   obol key new --workspace acme --name ci --tag team:web --expires-in 30d --state /var/lib/obol
-  obol key list --state /var/lib/obol
-  obol key revoke k-1a2b3c4d5e6f --state /var/lib/obol";
+  obol key list --json --state /var/lib/obol
+  obol key disable k-1a2b3c4d5e6f --state /var/lib/obol
+  obol key revoke k-1a2b3c4d5e6f --delete-sessions --state /var/lib/obol";
 
 /// Options of `obol run`.
 #[derive(Debug, Args)]
@@ -148,9 +198,83 @@ pub struct DevArgs {
 /// Arguments of `obol check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Workspace files.
+    /// Workspace files, or directories of them.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// Control's state directory: then keys that policies name and that do not exist are reported too.
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// Options of `obol explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The workspace file, or the directory that control watches.
+    #[arg(long, value_name = "FILE|DIR")]
+    pub workspace: PathBuf,
+    /// Control's state directory, to look the key up.
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// Who asks.
+    #[command(flatten)]
+    pub subject: Subject,
+    /// A tag of the key, in place of those in the state directory; may be given more than once.
+    #[arg(long = "tag", value_name = "TAG", value_parser = label, conflicts_with = "key")]
+    pub tags: Vec<String>,
+    /// The name of the key, in place of the one in the state directory.
+    #[arg(long, value_name = "NAME", value_parser = name, conflicts_with = "key")]
+    pub name: Option<String>,
+    /// What is asked for.
+    #[command(flatten)]
+    pub thing: Thing,
+    /// The arguments of the call, a JSON object. Without it: what lists show.
+    #[arg(long, value_name = "JSON", value_parser = json_object, conflicts_with_all = ["resource", "model"])]
+    pub args: Option<String>,
+    /// Whether the server says that the tool may destroy something.
+    #[arg(long, value_name = "BOOL", requires = "tool")]
+    pub destructive: Option<bool>,
+    /// Whether the server says that the tool only reads.
+    #[arg(long, value_name = "BOOL", requires = "tool")]
+    pub read_only: Option<bool>,
+    /// What the client calls itself, for `context.client`.
+    #[arg(long, value_name = "NAME")]
+    pub client: Option<String>,
+    /// As a client of the modern era, for `context.era`; models are always asked for in it.
+    #[arg(long)]
+    pub modern: bool,
+}
+
+/// Who asks.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Subject {
+    /// The key itself, or `-` for the first line of stdin; needs `--state`.
+    #[arg(long, value_name = "KEY", hide_env_values = true)]
+    pub key: Option<String>,
+    /// The id of the key, as `obol key list` shows it.
+    #[arg(long, value_name = "ID")]
+    pub key_id: Option<KeyId>,
+    /// A person that an OAuth issuer knows.
+    #[arg(long, value_name = "ISSUER SUBJECT")]
+    pub user: Option<String>,
+}
+
+/// What is asked for.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Thing {
+    /// A tool, by the name that its server gives it.
+    #[arg(long, value_name = "CONNECTION/TOOL")]
+    pub tool: Option<String>,
+    /// A prompt, by the name that its server gives it.
+    #[arg(long, value_name = "CONNECTION/PROMPT")]
+    pub prompt: Option<String>,
+    /// A resource, by the URI that its server gives it.
+    #[arg(long, value_name = "CONNECTION/URI")]
+    pub resource: Option<String>,
+    /// A model.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<ModelName>,
 }
 
 /// What can be done with keys.
@@ -160,7 +284,11 @@ pub enum KeyCommand {
     New(KeyNewArgs),
     /// List keys, without their secrets.
     List(KeyListArgs),
-    /// Revoke a key. What uses it is refused from then on.
+    /// Refuse a key until it is enabled again.
+    Disable(KeyArgs),
+    /// Let a key that was disabled be used again.
+    Enable(KeyArgs),
+    /// Revoke a key for ever. What uses it is refused from then on.
     Revoke(KeyRevokeArgs),
 }
 
@@ -190,7 +318,21 @@ pub struct KeyListArgs {
     /// Only the keys of this workspace.
     #[arg(long, value_name = "ID")]
     pub workspace: Option<WorkspaceId>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
     /// Where the keys are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol key disable` and `obol key enable`.
+#[derive(Debug, Args)]
+pub struct KeyArgs {
+    /// The id of the key, as `obol key list` shows it.
+    #[arg(value_name = "KEY_ID")]
+    pub id: KeyId,
+    /// Where the key is kept.
     #[command(flatten)]
     pub state: StateArg,
 }
@@ -201,9 +343,113 @@ pub struct KeyRevokeArgs {
     /// The id of the key, as `obol key list` shows it.
     #[arg(value_name = "KEY_ID")]
     pub id: KeyId,
+    /// End its MCP sessions, too, in place of letting them expire.
+    #[arg(long)]
+    pub delete_sessions: bool,
     /// Where the key is kept.
     #[command(flatten)]
     pub state: StateArg,
+}
+
+/// Options of `obol publish`.
+#[derive(Debug, Args)]
+pub struct PublishArgs {
+    /// Workspace files, or directories of them.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Begin a new epoch, above every revision that any replica may hold.
+    #[arg(long)]
+    pub raise_epoch: bool,
+    /// Where the revisions are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// What can be done with workspaces.
+#[derive(Debug, Subcommand)]
+pub enum WorkspaceCommand {
+    /// List workspaces.
+    List(WorkspaceListArgs),
+    /// Show a workspace and its revisions.
+    Show(WorkspaceShowArgs),
+    /// Publish an older revision's content as a new revision.
+    Rollback(WorkspaceRollbackArgs),
+    /// Take a workspace away from the replicas. Its revisions are kept.
+    Unpublish(WorkspaceArgs),
+}
+
+/// Options of `obol workspace list`.
+#[derive(Debug, Args)]
+pub struct WorkspaceListArgs {
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the revisions are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol workspace show`.
+#[derive(Debug, Args)]
+pub struct WorkspaceShowArgs {
+    /// Which.
+    #[arg(value_name = "WORKSPACE")]
+    pub id: WorkspaceId,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Where the revisions are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol workspace rollback`.
+#[derive(Debug, Args)]
+pub struct WorkspaceRollbackArgs {
+    /// Which.
+    #[arg(value_name = "WORKSPACE")]
+    pub id: WorkspaceId,
+    /// The revision, as `obol workspace show` lists it; without it the one before the newest.
+    #[arg(long, value_name = "REVISION", value_parser = revision)]
+    pub to: Option<Revision>,
+    /// Where the revisions are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+/// Options of `obol workspace unpublish`.
+#[derive(Debug, Args)]
+pub struct WorkspaceArgs {
+    /// Which.
+    #[arg(value_name = "WORKSPACE")]
+    pub id: WorkspaceId,
+    /// Where the revisions are kept.
+    #[command(flatten)]
+    pub state: StateArg,
+}
+
+impl KeyCommand {
+    /// Where the keys are kept.
+    pub fn state(&self) -> &StateArg {
+        match self {
+            Self::New(args) => &args.state,
+            Self::List(args) => &args.state,
+            Self::Disable(args) | Self::Enable(args) => &args.state,
+            Self::Revoke(args) => &args.state,
+        }
+    }
+}
+
+impl WorkspaceCommand {
+    /// Where the revisions are kept.
+    pub fn state(&self) -> &StateArg {
+        match self {
+            Self::List(args) => &args.state,
+            Self::Show(args) => &args.state,
+            Self::Rollback(args) => &args.state,
+            Self::Unpublish(args) => &args.state,
+        }
+    }
 }
 
 /// Where control keeps things.
@@ -212,6 +458,12 @@ pub struct StateArg {
     /// Control's state directory [env: OBOL_STATE_DIR].
     #[arg(long = "state", value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+fn revision(text: &str) -> Result<Revision, String> {
+    let parts = text.split_once('.').and_then(|(e, n)| Some((e.parse().ok()?, n.parse().ok()?)));
+    let (epoch, number) = parts.ok_or("expected `EPOCH.NUMBER`, such as `1.7`")?;
+    Ok(Revision { epoch, number })
 }
 
 /// What the build needs.
@@ -226,6 +478,13 @@ fn name(text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     } else {
         Err("expected at most 64 characters, none of them a control character".into())
+    }
+}
+
+fn json_object(text: &str) -> Result<String, String> {
+    match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(e) => Err(format!("expected a JSON object, such as `{{\"path\":\"/data\"}}`: {e}")),
     }
 }
 

@@ -9,20 +9,22 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use nix::sys::resource::{Resource, getrlimit};
-use obol_auth::{KeyStore, Keys, KeysOptions, ServiceTokens};
+use obol_auth::oauth::AccessTokens;
+use obol_auth::{ControlKeys, KeyStore, Keys, KeysOptions, KeysParts, ServiceTokens};
 use obol_dial::{DialOptions, Dialer};
 use obol_drain::{Class, Drain, DrainOptions, Tasks};
 use obol_edge::{
-    CompileWorkspace, EdgeOptions, Gateway, GatewayParts, Listeners, OriginPolicy, RedisProbe,
-    ReloadVerifier, ServeOptions, serve,
+    CompileWorkspace, EdgeOptions, Gateway, GatewayParts, Listeners, OriginPolicy, RedisProbe, ServeOptions,
+    serve,
 };
 use obol_llm::{Llm, LlmOptions};
-use obol_mcp::catalogue::{Catalogue, CatalogueOptions};
+use obol_mcp::catalogue::{Catalogue, CatalogueOptions, CatalogueStore};
 use obol_mcp::pool::{
     Connect, Endpoint, EndpointKind, HttpConnect, Pool, PoolOptions, Spawn, Transport, TransportError,
 };
 use obol_meter::{FlushReport, MeterOptions, UsageSink, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
+use obol_peer::Registry;
 use obol_session::{SessionOptions, SessionStore, Sessions};
 use obol_snapshot::{InvalidationFeed, PRELOAD, PublicationSource, Publications};
 use obol_worker::{StdioConnect, WorkerOptions};
@@ -30,27 +32,34 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, ServiceJwt};
+use crate::config;
 use crate::failure::Failure;
 use crate::out;
+use crate::peers::{Joining, join};
 use crate::signals::Signals;
 
-/// Whom service JWTs to a gateway are for, and who signs those of control (DESIGN §8.2).
-const GATEWAY_AUDIENCE: &str = "obol-gateway";
-const CONTROL_ISSUER: &str = "obol-control";
 /// The flusher gives up this long before the deadline, so that what is lost can still be said.
 const ABANDON_BEFORE: Duration = Duration::from_millis(250);
 
 /// Connections of operators and probes.
 const ADMIN_CONNECTIONS: usize = 64;
+/// Connections of other replicas: each keeps a few.
+const PEER_CONNECTIONS: usize = 512;
 
 /// Where the state of a replica lives.
 pub(crate) struct Stores {
     pub(crate) sessions: Arc<dyn SessionStore>,
     pub(crate) keys: Arc<dyn KeyStore>,
+    /// Who is asked for keys when the store has lost them.
+    pub(crate) control: Option<Arc<dyn ControlKeys>>,
+    /// The service JWTs of this process.
+    pub(crate) service: Option<Arc<ServiceTokens>>,
     pub(crate) publications: Arc<dyn PublicationSource>,
     pub(crate) feed: Arc<dyn InvalidationFeed>,
     pub(crate) usage: Arc<dyn UsageSink>,
+    pub(crate) catalogue: Arc<dyn CatalogueStore>,
+    /// The leases of all replicas; `None` for one that shares nothing.
+    pub(crate) registry: Option<Registry>,
     pub(crate) probe: RedisProbe,
 }
 
@@ -63,6 +72,7 @@ pub(crate) struct Replica {
     pool: Ending<()>,
     flusher: Ending<FlushReport>,
     abandon: CancellationToken,
+    lease: Ending<()>,
     /// Where clients reach it.
     pub(crate) public: SocketAddr,
 }
@@ -115,37 +125,63 @@ impl Replica {
 
         let publications = Publications::new(stores.publications, CompileWorkspace::new(ring));
         let key_options = KeysOptions { ttl: config.key_ttl, ..KeysOptions::default() };
-        let keys = Keys::new(stores.keys, clock.clone(), key_options);
+        let keys = Keys::new(KeysParts {
+            store: stores.keys,
+            control: stores.control,
+            reconciled_at: {
+                let publications = publications.clone();
+                Arc::new(move || publications.reconciled_at())
+            },
+            clock: clock.clone(),
+            options: key_options,
+        });
         let dialer = Dialer::new(DialOptions::default()).map_err(Failure::runtime)?;
+        let tokens = config.oauth.map(|options| AccessTokens::new(options, clock.clone()));
         let pool = Pool::new(
             connectors(&tasks, dialer.clone(), environment),
             Arc::new(Spawner(tasks.clone())),
             PoolOptions::default(),
         );
-        let catalogue =
-            Catalogue::new(pool.clone(), Arc::new(Spawner(tasks.clone())), CatalogueOptions::default());
+        let catalogue = Catalogue::new(
+            pool.clone(),
+            Arc::new(Spawner(tasks.clone())),
+            stores.catalogue,
+            CatalogueOptions::default(),
+        );
         let meter_options = MeterOptions { queue: config.usage_queue.get(), ..MeterOptions::default() };
         let replica = ReplicaId::generate();
         tracing::info!(%replica, version = env!("CARGO_PKG_VERSION"), "replica starts");
+        let joining = Joining {
+            registry: stores.registry,
+            peer: config.peer,
+            service: stores.service.clone(),
+            dialer: dialer.clone(),
+            clock: clock.clone(),
+        };
+        let (peers, peer_listener) = join(replica.clone(), joining).await?;
         let (meter, flusher) = meter(stores.usage, clock.clone(), replica, meter_options);
         let session_options = SessionOptions {
             ttl: config.session_ttl,
+            unused_ttl: config.session_unused_ttl,
             max_per_principal: config.session_max_per_principal.get(),
         };
-        let llm = Llm::new(dialer, LlmOptions { total: config.upstream_timeout, ..LlmOptions::default() });
-        let reload = config.service_jwt.as_ref().map(reload_verifier).transpose()?;
+        let llm =
+            Llm::new(dialer.clone(), LlmOptions { total: config.upstream_timeout, ..LlmOptions::default() });
         let gateway = Gateway::new(GatewayParts {
             keys: keys.clone(),
+            tokens: tokens.clone(),
             publications: publications.clone(),
             sessions: Arc::new(Sessions::new(stores.sessions, clock.clone(), session_options)),
             pool: pool.clone(),
             catalogue,
             llm: Arc::new(llm),
             meter,
+            peers: peers.clone(),
             drain: drain.clone(),
             clock,
             redis: stores.probe,
-            reload,
+            service: stores.service,
+            admin_token: config.admin_token,
             metrics: {
                 let metrics = metrics.clone();
                 Arc::new(move || metrics.render())
@@ -163,6 +199,9 @@ impl Replica {
 
         let spawn = |name, future: BoxFuture<'static, ()>| tasks.spawn(Class::Background, name, future);
         spawn("keys", Box::pin(keys.run(publications.subscribe(), background.clone())));
+        if let Some(tokens) = tokens {
+            spawn("keys of issuers", Box::pin(tokens.run(dialer.clone(), background.clone())));
+        }
         spawn("edge", Box::pin(gateway.clone().run(background.clone())));
         spawn("publications", Box::pin(publications.clone().run(stores.feed, background.clone())));
         spawn("metrics", Box::pin(upkeep(metrics, background.clone())));
@@ -174,6 +213,19 @@ impl Replica {
         let abandon = CancellationToken::new();
         let flusher = Ending::spawn(&tasks, "flusher", |stop| flusher.run(stop, abandon.clone()));
         let pool = Ending::spawn(&tasks, "pool", |stop| pool.run(stop));
+        if let (Some(listener), Some(router)) = (peer_listener, gateway.peer()) {
+            let peer = listener.local_addr()?;
+            let options = ServeOptions { class: Class::Background, max_connections: PEER_CONNECTIONS };
+            // Others are answered until all requests have ended, so that what they tell still arrives (DESIGN §13).
+            let serving = serve(listener, router, tasks.clone(), options, background.clone());
+            tasks.spawn(Class::Background, "peer listener", serving);
+            out::line(format_args!("listening peer http://{peer}"))?;
+        }
+        // Before clients come, so that nobody is ready whom the others do not know.
+        if let Err(e) = peers.renew().await {
+            tracing::warn!(error = %e, "this replica has no lease yet");
+        }
+        let lease = Ending::spawn(&tasks, "lease", |stop| peers.run(stop));
         let public = listen(&gateway, listeners, &drain)?;
         Ok(Self {
             drain,
@@ -183,6 +235,7 @@ impl Replica {
             pool,
             flusher,
             abandon,
+            lease,
             public,
         })
     }
@@ -198,6 +251,7 @@ impl Replica {
         tracing::info!(signal, "signal received");
         let options = DrainOptions { timeout: self.drain_timeout, delay: Duration::ZERO };
         let (background, pool, flusher, abandon) = (self.background, self.pool, self.flusher, self.abandon);
+        let lease = self.lease;
         let finish = |deadline: Instant| async move {
             background.cancel();
             let give_up = deadline - ABANDON_BEFORE;
@@ -215,6 +269,8 @@ impl Replica {
             );
             let report = flushed.unwrap_or_default();
             tracing::info!(written = report.written, lost = report.lost, "usage written");
+            // Last: what this replica has not settled is settled by others once its lease is gone. Ends by itself.
+            drop(tokio::time::timeout_at(deadline, lease.end()).await);
             report.lost == 0 && closed.is_ok()
         };
         let second = async {
@@ -274,18 +330,6 @@ async fn upkeep(metrics: PrometheusHandle, shutdown: CancellationToken) {
     while shutdown.run_until_cancelled(tick.tick()).await.is_some() {
         metrics.run_upkeep();
     }
-}
-
-fn reload_verifier(key: &ServiceJwt) -> Result<ReloadVerifier, Failure> {
-    let tokens = match key {
-        ServiceJwt::Secret(secret) => ServiceTokens::from_secret(CONTROL_ISSUER, secret),
-        ServiceJwt::Ed25519(pem) => ServiceTokens::from_ed25519_pem(CONTROL_ISSUER, pem),
-    };
-    Ok(ReloadVerifier {
-        tokens: Arc::new(tokens.map_err(Failure::runtime)?),
-        audience: GATEWAY_AUDIENCE.to_owned(),
-        issuer: CONTROL_ISSUER.to_owned(),
-    })
 }
 
 fn connectors(

@@ -7,18 +7,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use obol_control::{ControlOptions, RedisPublisher, SyncReport};
+use obol_control::{ControlOptions, ControlStore, RedisPublisher, StoreError, SyncReport};
+use obol_drain::{Drain, DrainOptions};
 use obol_model::{Clock, SystemClock};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Control, Environment};
+use crate::config::{Control, Environment, StoreAt};
 use crate::failure::Failure;
-use crate::out;
-use crate::run;
 use crate::signals::Signals;
+use crate::{control_api, out, run, store};
 
 /// How long after a first pass that could not be finished the next one follows.
 const RETRY: Duration = Duration::from_secs(1);
+/// Bound of what is still answered when a signal came.
+const STOPPING: Duration = Duration::from_secs(5);
 
 /// Publishes until a signal comes, or once, and gives the exit code.
 ///
@@ -26,31 +28,45 @@ const RETRY: Duration = Duration::from_secs(1);
 /// When a directory cannot be used or Redis cannot be reached at start; with `once` also when anything is left undone.
 pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Result<u8, Failure> {
     let mut signals = Signals::new()?;
-    usable(&config.workspaces, &config.state)?;
-    let redis = run::connect(config.redis_url.expose()).await?;
+    usable(&config.workspaces, &config.store)?;
+    let redis = run::connect(&config.redis_url, config.redis_ca).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let store = store::open(&config.store)?;
+    let api = match config.listen.filter(|_| !once) {
+        Some(listen) => control_api::bind(listen, config.service_jwt.as_ref(), &redis).await?,
+        None => None,
+    };
     let options = ControlOptions {
         source: config.workspaces,
-        state_dir: Some(config.state),
         key_ring: Arc::new(config.credential_keys),
         env: Arc::new(move |name| env.secret(name).map(|secret| secret.expose().clone())),
     };
-    let control = obol_control::Control::new(options, Arc::new(RedisPublisher::new(redis)), &clock);
+    let publisher = Arc::new(RedisPublisher::new(redis.clone()));
+    let control = obol_control::Control::new(options, Arc::clone(&store), publisher, Arc::clone(&clock));
     if once {
+        store.prepare().await.map_err(Failure::runtime)?;
         return publish_once(&control).await;
     }
+    let (drain, stop) = (Drain::new(), CancellationToken::new());
+    let ready = async {
+        prepare(&*store).await?;
+        // Before everything is published: replicas that miss something have nobody else to ask.
+        if let Some(api) = api {
+            control_api::start(api, store, clock, &drain, stop.clone())?;
+        }
+        first_pass(&control).await
+    };
     tokio::select! {
-        ready = first_pass(&control) => ready?,
+        ready = ready => ready?,
         signal = signals.next() => {
             tracing::info!(signal, "stopped before everything was published");
             return Ok(0);
         }
     }
-    let stop = CancellationToken::new();
-    let running = control.run(stop.clone());
+    let running = async { tokio::join!(control.run(stop.clone()), redis.keep(stop.clone())) };
     tokio::pin!(running);
     tokio::select! {
-        () = &mut running => {}
+        _ = &mut running => {}
         signal = signals.next() => {
             tracing::info!(signal, "stopping");
             stop.cancel();
@@ -58,21 +74,45 @@ pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Re
             running.await;
         }
     }
-    Ok(0)
+    let options = DrainOptions { timeout: STOPPING, delay: Duration::ZERO };
+    let second = async {
+        signals.next().await;
+    };
+    Ok(drain.run(options, |_| async { true }, second).await.exit_code())
+}
+
+/// Waits for a database that is away, as for everything else that comes and goes. What only an operator can put right is
+/// a refusal.
+async fn prepare(store: &dyn ControlStore) -> Result<(), Failure> {
+    let mut complained = false;
+    loop {
+        match store.prepare().await {
+            Ok(()) => return Ok(()),
+            Err(StoreError::Unavailable(reason)) => {
+                if !complained {
+                    tracing::warn!(reason, "control cannot read its state, it tries again");
+                }
+                complained = true;
+            }
+            Err(e) => return Err(Failure::runtime(e)),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
 }
 
 /// Refuses directories that can only be a mistake, before anything is published or removed.
-fn usable(workspaces: &Path, state: &Path) -> Result<(), Failure> {
+fn usable(workspaces: &Path, store: &StoreAt) -> Result<(), Failure> {
     let cannot = |what: &str, path: &Path, error: &io::Error| {
         Failure::runtime(format!("cannot use the {what} directory `{}`: {error}", path.display()))
     };
     // Reading it and not only looking at it: permissions count as well.
     std::fs::read_dir(workspaces).map_err(|e| cannot("workspaces", workspaces, &e))?;
+    let StoreAt::Directory(state) = store else { return Ok(()) };
     // For the owner alone: hashes of keys are in it.
     DirBuilder::new().recursive(true).mode(0o700).create(state).map_err(|e| cannot("state", state, &e))
 }
 
-/// Brings the store up to date and says so on stdout.
+/// Brings Redis up to date and says so on stdout.
 async fn first_pass(control: &obol_control::Control) -> Result<(), Failure> {
     let mut known = Vec::new();
     loop {

@@ -6,21 +6,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use obol_auth::EmbeddedKeys;
-use obol_control::{Control, ControlOptions, PublishError, Publisher};
+use obol_auth::{EmbeddedKeys, party};
+use obol_control::{
+    Control, ControlOptions, KeyRecord, MemoryStore, NewKey, Operator, PublishError, PublishedKeys, Publisher,
+};
 use obol_drain::Class;
 use obol_edge::RedisProbe;
+use obol_mcp::catalogue::EmbeddedCatalogue;
 use obol_meter::EmbeddedSink;
 use obol_model::snapshot::Documents;
-use obol_model::{
-    Clock, Invalidation, KeyContext, KeyHash, KeyRing, Revision, SystemClock, VirtualKey, WorkspaceId,
-};
+use obol_model::{Clock, Invalidation, KeyContext, KeyHash, KeyRing, Revision, SystemClock, WorkspaceId};
 use obol_session::EmbeddedSessions;
 use obol_snapshot::{EmbeddedSource, PublicationSource as _, Stored};
+use parking_lot::Mutex;
 
 use crate::compose::{Replica, Stores};
 use crate::config::{Dev, Environment};
 use crate::failure::Failure;
+use crate::service;
 
 /// Usage events that are kept for looking at; older ones are forgotten.
 const USAGE_EVENTS: usize = 10_000;
@@ -32,29 +35,39 @@ const USAGE_EVENTS: usize = 10_000;
 pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<u8, Failure> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let ring = Arc::new(KeyRing::ephemeral().map_err(Failure::runtime)?);
-    let embedded = Embedded { source: Arc::new(EmbeddedSource::new()), keys: Arc::new(EmbeddedKeys::new()) };
+    let embedded = Arc::new(Embedded {
+        source: Arc::new(EmbeddedSource::new()),
+        keys: Arc::new(EmbeddedKeys::new()),
+        written: Mutex::default(),
+    });
     let secrets = env.clone();
     let options = ControlOptions {
         source: file.clone(),
-        state_dir: None,
         key_ring: ring.clone(),
         env: Arc::new(move |name| secrets.secret(name).map(|s| s.expose().clone())),
     };
-    let control = Control::new(options, Arc::new(embedded.clone()), &clock);
+    let store = Arc::new(MemoryStore::default());
+    let control = Control::new(options, store.clone(), embedded.clone(), clock.clone());
     let report = control.sync_once().await;
     let Some((workspace, _)) = report.published.first() else {
         let faults: Vec<String> =
             report.refused.iter().map(ToString::to_string).chain(report.failed).collect();
         return Err(Failure::runtime(format!("{} is not valid\n{}", file.display(), faults.join("\n"))));
     };
-    let key = embedded.new_key(workspace)?;
+    let operator = Operator::new(store, Some(embedded.clone()), clock.clone(), "dev".to_owned());
+    let new = NewKey { workspace: workspace.clone(), name: "dev".to_owned(), tags: vec![], expires_at: None };
+    let (key, ..) = operator.new_key(new).await.map_err(Failure::runtime)?;
     let probe: RedisProbe = Arc::new(|| Box::pin(async { true }));
     let stores = Stores {
         sessions: Arc::new(EmbeddedSessions::new(clock.clone())),
         keys: embedded.keys.clone(),
+        control: None,
+        service: service::tokens(config.gateway.service_jwt.as_ref(), party::GATEWAY, None)?,
         publications: embedded.source.clone(),
         feed: embedded.source.clone(),
         usage: Arc::new(EmbeddedSink::new(USAGE_EVENTS)),
+        catalogue: Arc::new(EmbeddedCatalogue::new()),
+        registry: None,
         probe,
     };
     tracing::warn!("all state is in memory and ends with this process");
@@ -66,10 +79,11 @@ pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<
 }
 
 /// The stores of the gateway as control sees them.
-#[derive(Clone)]
 struct Embedded {
     source: Arc<EmbeddedSource>,
     keys: Arc<EmbeddedKeys>,
+    /// What is in `keys`.
+    written: Mutex<PublishedKeys>,
 }
 
 impl std::fmt::Debug for Embedded {
@@ -78,32 +92,8 @@ impl std::fmt::Debug for Embedded {
     }
 }
 
-impl Embedded {
-    fn new_key(&self, workspace: &WorkspaceId) -> Result<VirtualKey, Failure> {
-        let key = VirtualKey::generate().map_err(Failure::runtime)?;
-        let context = KeyContext {
-            schema_version: KeyContext::SCHEMA,
-            key_id: "dev".parse().map_err(Failure::runtime)?,
-            workspace_id: workspace.clone(),
-            name: "dev".to_owned(),
-            tags: Vec::new(),
-            disabled: false,
-            expires_at: None,
-            revision: 1,
-        };
-        self.keys.insert(key.hash(), context);
-        self.keys.mark_loaded();
-        Ok(key)
-    }
-}
-
 #[async_trait]
 impl Publisher for Embedded {
-    async fn current(&self, workspace: &WorkspaceId) -> Result<Option<Revision>, PublishError> {
-        let documents = self.read(workspace).await?;
-        Ok(documents.and_then(|d| d.decode(workspace).ok()).map(|(snapshot, _)| snapshot.revision))
-    }
-
     async fn read(&self, workspace: &WorkspaceId) -> Result<Option<Documents>, PublishError> {
         match self.source.read(workspace).await {
             Ok(Stored::Complete(documents)) => Ok(Some(documents)),
@@ -122,8 +112,7 @@ impl Publisher for Embedded {
             Ok(_) => Ok(()),
             Err(e) => {
                 tracing::debug!(error = %e, "embedded store refused a publication");
-                let there = self.current(workspace).await?.unwrap_or(revision);
-                Err(PublishError::NotNewer { workspace: workspace.clone(), there })
+                Err(PublishError::NotNewer { workspace: workspace.clone(), there: revision })
             }
         }
     }
@@ -133,28 +122,56 @@ impl Publisher for Embedded {
         workspace: &WorkspaceId,
         docs: &Documents,
         revision: Revision,
+        _damaged: Option<&Documents>,
     ) -> Result<(), PublishError> {
         self.publish(workspace, docs, revision).await
     }
 
-    async fn unpublish(&self, workspace: &WorkspaceId) -> Result<(), PublishError> {
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        _up_to: Revision,
+        _damaged: Option<&Documents>,
+    ) -> Result<(), PublishError> {
         self.source.unpublish(workspace);
         Ok(())
     }
 
-    async fn put_key(&self, hash: &KeyHash, key: &KeyContext) -> Result<bool, PublishError> {
+    async fn keys(&self) -> Result<PublishedKeys, PublishError> {
+        Ok(self.written.lock().clone())
+    }
+
+    async fn put_key(
+        &self,
+        hash: &KeyHash,
+        key: &KeyContext,
+        _damaged: Option<&[u8]>,
+    ) -> Result<bool, PublishError> {
+        let record = serde_json::to_vec(key).map_err(|e| PublishError::Encode(e.to_string()))?;
+        let before = self.written.lock().records.insert(*hash, record.clone());
+        if before.as_ref() == Some(&record) {
+            return Ok(false);
+        }
         self.keys.insert(*hash, key.clone());
-        self.source.announce(&Invalidation::Key { hash: *hash, delete_sessions: false });
+        self.source.announce(&Invalidation::key(*hash));
         Ok(true)
     }
 
-    async fn delete_key(&self, hash: &KeyHash, delete_sessions: bool) -> Result<bool, PublishError> {
-        let had = self.keys.remove(hash).is_some();
-        self.source.announce(&Invalidation::Key { hash: *hash, delete_sessions });
+    async fn revoke_key(&self, record: &KeyRecord) -> Result<bool, PublishError> {
+        self.remove_key(&record.hash, &[]).await
+    }
+
+    async fn remove_key(&self, hash: &KeyHash, _found: &[u8]) -> Result<bool, PublishError> {
+        let had = self.written.lock().records.remove(hash).is_some();
+        if had {
+            self.keys.remove(hash);
+            self.source.announce(&Invalidation::key(*hash));
+        }
         Ok(had)
     }
 
-    async fn keys_loaded(&self) -> Result<(), PublishError> {
+    async fn keys_loaded(&self, store: Option<&str>) -> Result<(), PublishError> {
+        self.written.lock().loaded = store.map(str::to_owned);
         self.keys.mark_loaded();
         Ok(())
     }

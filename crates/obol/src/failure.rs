@@ -10,6 +10,8 @@ use crate::config::Problems;
 pub enum Failure {
     /// The environment is not usable: exit code 2.
     Environment(Problems),
+    /// What was asked for makes no sense: exit code 2.
+    Usage(String),
     /// Something failed: exit code 1.
     Runtime(Box<dyn Error + Send + Sync>),
 }
@@ -20,10 +22,15 @@ impl Failure {
         Self::Runtime(error.into())
     }
 
+    /// A question that makes no sense.
+    pub(crate) fn usage(message: String) -> Self {
+        Self::Usage(message)
+    }
+
     /// The exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Environment(_) => 2,
+            Self::Environment(_) | Self::Usage(_) => 2,
             Self::Runtime(_) => 1,
         }
     }
@@ -47,6 +54,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Environment(problems) => problems.fmt(f),
+            Self::Usage(message) => f.write_str(message),
             Self::Runtime(error) => {
                 write!(f, "{error}")?;
                 let mut source = error.source();

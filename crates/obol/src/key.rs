@@ -1,85 +1,142 @@
-//! `obol key`: virtual keys in control's state directory.
+//! `obol key`: virtual keys.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use obol_control::{KeyFiles, KeyRecord};
-use obol_model::{Clock, SystemClock};
+use obol_control::{ControlStore, KeyChange, KeyRecord, NewKey, Operator};
+use obol_model::{Clock as _, KeyId, SystemClock, WorkspaceId};
+use serde_json::json;
 
-use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs, KeyRevokeArgs};
+use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs};
+use crate::config;
 use crate::failure::Failure;
-use crate::out;
+use crate::out::{self, moment};
+use crate::store;
 
-/// Keys are files of control; nothing of them reaches a replica before control has published it.
-const PUBLISHED: &str = "It takes effect within a second while `obol control` runs with this state directory, else when it next does.";
-
-/// Makes, lists or revokes keys.
+/// Makes, lists, disables, enables or revokes keys.
 ///
 /// # Errors
-/// When there is no such key, or the state directory cannot be used.
-pub(crate) fn key(state: &Path, command: KeyCommand) -> Result<u8, Failure> {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let files = KeyFiles::new(state, Arc::clone(&clock));
-    match command {
-        KeyCommand::New(args) => new(&files, args, clock.now())?,
-        KeyCommand::List(args) => list(&files, &args, clock.now())?,
-        KeyCommand::Revoke(KeyRevokeArgs { id, .. }) => {
-            if id.as_str().starts_with("obol_") {
-                // Pasted by mistake; it must not end up in a log of the terminal once more.
-                return Err(Failure::runtime("this is a key, not the id of one; ids are in `obol key list`"));
-            }
-            files.revoke(&id).map_err(Failure::runtime)?;
-            out::line(format_args!("revoked {id}"))?;
-            out::hint(PUBLISHED);
-        }
+/// When there is no such key, or the store cannot be used.
+pub(crate) async fn key(config: config::Operator, command: KeyCommand) -> Result<u8, Failure> {
+    if let KeyCommand::New(args) = command {
+        return new(&config, args).await;
     }
-    Ok(0)
+    let keys = store::existing(&config.store)?;
+    let (id, change, done) = match command {
+        KeyCommand::New(_) => return Ok(0),
+        KeyCommand::List(args) => return list(&*keys, &args, SystemClock.now()).await,
+        KeyCommand::Disable(args) => (args.id, KeyChange::Disable, "disabled"),
+        KeyCommand::Enable(args) => (args.id, KeyChange::Enable, "enabled"),
+        KeyCommand::Revoke(args) => {
+            (args.id, KeyChange::Revoke { delete_sessions: args.delete_sessions }, "revoked")
+        }
+    };
+    let operator = store::operator(keys, &config).await?;
+    changed(&operator, &id, change, done).await
 }
 
-fn new(files: &KeyFiles, args: KeyNewArgs, now: Timestamp) -> Result<(), Failure> {
+async fn changed(operator: &Operator, id: &KeyId, change: KeyChange, done: &str) -> Result<u8, Failure> {
+    if id.as_str().starts_with("obol_") {
+        // Pasted by mistake; it must not end up in a log of the terminal once more.
+        return Err(Failure::runtime("this is a key, not the id of one; ids are in `obol key list`"));
+    }
+    let (_, effect) = operator.change_key(id, change).await.map_err(Failure::runtime)?;
+    out::line(format_args!("{done} {id}"))?;
+    Ok(store::effect(&effect))
+}
+
+async fn new(config: &config::Operator, args: KeyNewArgs) -> Result<u8, Failure> {
     let KeyNewArgs { workspace, name, tags, expires_in, .. } = args;
-    let expires = match expires_in {
+    let expires_at = match expires_in {
         Some(lifetime) => {
             let lifetime = SignedDuration::try_from(lifetime.0).map_err(Failure::runtime)?;
-            Some(now.checked_add(lifetime).map_err(Failure::runtime)?)
+            Some(SystemClock.now().checked_add(lifetime).map_err(Failure::runtime)?)
         }
         None => None,
     };
-    let (key, context) = files.create(workspace, name, tags, expires).map_err(Failure::runtime)?;
+    // A key may be made before control has ever run.
+    let keys = store::open(&config.store)?;
+    let unknown = unknown(&keys, &workspace).await?;
+    let operator = store::operator(keys, config).await?;
+    let new = NewKey { workspace, name, tags, expires_at };
+    let (key, record, effect) = operator.new_key(new).await.map_err(Failure::runtime)?;
     // stdout has the key and nothing else, so that a script can take it.
     out::line(key.expose())?;
-    let (id, workspace) = (&context.key_id, &context.workspace_id);
-    out::hint(format_args!(
-        "key {id} of workspace {workspace}, expires: {}. It is not shown again.",
-        moment(context.expires_at)
-    ));
-    out::hint(PUBLISHED);
-    Ok(())
+    let (id, workspace) = (&record.key.key_id, &record.key.workspace_id);
+    let expires = moment(record.key.expires_at);
+    out::hint(format_args!("key {id} of workspace {workspace}, expires: {expires}. It is not shown again."));
+    if let Some(warning) = unknown {
+        out::warning(warning);
+    }
+    Ok(store::effect(&effect))
 }
 
-fn list(files: &KeyFiles, args: &KeyListArgs, now: Timestamp) -> Result<(), Failure> {
-    let records = files.list().map_err(Failure::runtime)?;
-    let mut rows =
-        vec![["KEY", "WORKSPACE", "STATE", "CREATED", "EXPIRES", "NAME", "TAGS"].map(str::to_owned)];
-    let chosen = records.iter().filter(|r| args.workspace.as_ref().is_none_or(|w| *w == r.key.workspace_id));
-    rows.extend(chosen.map(|record| {
-        let key = &record.key;
-        [
-            key.key_id.to_string(),
-            key.workspace_id.to_string(),
-            state(record, now).to_owned(),
-            moment(Some(record.created_at)),
-            moment(key.expires_at),
-            out::one_line(&key.name),
-            out::one_line(&key.tags.join(",")),
-        ]
-    }));
-    Ok(out::text(table(&rows))?)
+/// What to say of a workspace that is not published.
+async fn unknown(store: &Arc<dyn ControlStore>, workspace: &WorkspaceId) -> Result<Option<String>, Failure> {
+    let heads = store.heads().await.map_err(Failure::runtime)?;
+    let published: Vec<&str> =
+        heads.iter().filter(|head| head.published).map(|head| head.workspace.as_str()).collect();
+    if published.contains(&workspace.as_str()) {
+        return Ok(None);
+    }
+    let there = match published.as_slice() {
+        [] => "none is, so far".to_owned(),
+        some => format!("these are: {}", some.join(", ")),
+    };
+    Ok(Some(format!(
+        "the workspace `{workspace}` is not published, {there}. The key is refused until it is; revoke it if the name or \
+         the store is a mistake"
+    )))
+}
+
+async fn list(store: &dyn ControlStore, args: &KeyListArgs, now: Timestamp) -> Result<u8, Failure> {
+    let keys = store.keys().await.map_err(Failure::runtime)?;
+    for fault in &keys.faults {
+        out::complaint(fault);
+    }
+    let chosen: Vec<&KeyRecord> = keys
+        .records
+        .iter()
+        .filter(|r| args.workspace.as_ref().is_none_or(|w| *w == r.key.workspace_id))
+        .collect();
+    if args.json {
+        out::json(&chosen.iter().map(|record| as_json(record, now)).collect())?;
+    } else {
+        let titles = ["KEY", "WORKSPACE", "STATE", "CREATED", "EXPIRES", "NAME", "TAGS"].map(str::to_owned);
+        let rows = chosen.iter().map(|record| {
+            let key = &record.key;
+            [
+                key.key_id.to_string(),
+                key.workspace_id.to_string(),
+                state(record, now).to_owned(),
+                moment(Some(record.created_at)),
+                moment(key.expires_at),
+                out::one_line(&key.name),
+                out::one_line(&key.tags.join(",")),
+            ]
+        });
+        out::text(out::table(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()))?;
+    }
+    Ok(u8::from(!keys.complete))
+}
+
+fn as_json(record: &KeyRecord, now: Timestamp) -> serde_json::Value {
+    let key = &record.key;
+    json!({
+        "key_id": key.key_id,
+        "workspace": key.workspace_id,
+        "state": state(record, now),
+        "name": key.name,
+        "tags": key.tags,
+        "disabled": key.disabled,
+        "created_at": record.created_at,
+        "expires_at": key.expires_at,
+        "revoked_at": record.revoked_at,
+    })
 }
 
 fn state(record: &KeyRecord, now: Timestamp) -> &'static str {
-    if record.revoked_at.is_some() {
+    if !record.is_live() {
         "revoked"
     } else if record.key.expires_at.is_some_and(|end| end <= now) {
         "expired"
@@ -88,28 +145,4 @@ fn state(record: &KeyRecord, now: Timestamp) -> &'static str {
     } else {
         "active"
     }
-}
-
-fn moment(at: Option<Timestamp>) -> String {
-    at.map_or_else(|| "never".to_owned(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
-}
-
-/// Columns as wide as their widest cell; an empty cell is `-`, so that a row can be taken apart at its spaces.
-fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let cell = |text: &String| if text.is_empty() { "-".to_owned() } else { text.clone() };
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
-    let mut widths = vec![0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in &rows {
-        let line: Vec<String> =
-            widths.iter().zip(row).map(|(width, cell)| format!("{cell:width$}")).collect();
-        text.push_str(line.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
 }

@@ -7,19 +7,27 @@ pub mod cli;
 mod compose;
 pub mod config;
 mod control;
+mod control_api;
+mod control_client;
 mod dev;
+mod explain;
 mod failure;
 mod key;
 mod logging;
 pub mod out;
+mod peers;
+mod publish;
 mod run;
+mod service;
 mod signals;
+mod store;
+mod workspace;
 
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::cli::{Cli, Command, ConfigCommand, KeyCommand};
+use crate::cli::{Cli, Command, ConfigCommand};
 use crate::config::{Environment, Loaded, Logging, Problems, table};
 pub use crate::failure::Failure;
 
@@ -60,17 +68,30 @@ pub fn execute(cli: Cli, env: Environment) -> Result<u8, Failure> {
         }
         Command::Check(args) => {
             load(&env, Loaded::check(&env), false, |logging| logging)?;
-            check::check(&args.files, &env)
+            block_on(NonZeroUsize::new(1), check::check(&args, &env))
+        }
+        Command::Explain(args) => {
+            load(&env, Loaded::check(&env), false, |logging| logging)?;
+            block_on(NonZeroUsize::new(1), explain::explain(args))
         }
         Command::Key { command } => {
-            let state = match &command {
-                KeyCommand::New(args) => &args.state,
-                KeyCommand::List(args) => &args.state,
-                KeyCommand::Revoke(args) => &args.state,
-            };
-            let env = env.with_option(&table::STATE_DIR, state.dir.clone());
-            match load(&env, Loaded::key(&env), false, |c| &c.logging)? {
-                Some(config) => key::key(&config.state, command),
+            let env = env.with_option(&table::STATE_DIR, command.state().dir.clone());
+            match load(&env, Loaded::operator(&env, config::Subcommand::Key), false, |c| &c.logging)? {
+                Some(config) => block_on(NonZeroUsize::new(1), key::key(config, command)),
+                None => Ok(0),
+            }
+        }
+        Command::Workspace { command } => {
+            let env = env.with_option(&table::STATE_DIR, command.state().dir.clone());
+            match load(&env, Loaded::operator(&env, config::Subcommand::Workspace), false, |c| &c.logging)? {
+                Some(config) => block_on(NonZeroUsize::new(1), workspace::workspace(config, command)),
+                None => Ok(0),
+            }
+        }
+        Command::Publish(args) => {
+            let env = env.with_option(&table::STATE_DIR, args.state.dir.clone());
+            match load(&env, Loaded::operator(&env, config::Subcommand::Publish), false, |c| &c.logging)? {
+                Some(config) => block_on(NonZeroUsize::new(1), publish::publish(config, args, env)),
                 None => Ok(0),
             }
         }

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write as _};
 
+use jiff::Timestamp;
+
 /// Writes one line and flushes it, so that a reader behind a pipe sees it at once.
 ///
 /// # Errors
@@ -48,4 +50,37 @@ pub fn one_line(text: &str) -> String {
         }
         line
     })
+}
+
+/// Columns as wide as their widest cell; an empty cell is `-`, so that a row can be taken apart at its spaces.
+pub fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let cell = |text: &String| if text.is_empty() { "-".to_owned() } else { text.clone() };
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
+    let mut widths = vec![0; N];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let line: Vec<String> =
+            widths.iter().zip(row).map(|(width, cell)| format!("{cell:width$}")).collect();
+        text.push_str(line.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A moment as people read it; `never` for none.
+pub fn moment(at: Option<Timestamp>) -> String {
+    at.map_or_else(|| "never".to_owned(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+/// Writes a value as JSON for programs.
+///
+/// # Errors
+/// When stdout is closed.
+pub fn json(value: &serde_json::Value) -> io::Result<()> {
+    line(format_args!("{value:#}"))
 }

@@ -1,27 +1,40 @@
 //! `obol run`: a gateway replica.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use obol_auth::RedisKeys;
+use obol_auth::{ControlKeys, RedisKeys, ServiceTokens, UsedTokens, party};
+use obol_dial::{DialOptions, Dialer};
+use obol_drain::Class;
 use obol_edge::RedisProbe;
+use obol_mcp::catalogue::RedisCatalogue;
 use obol_meter::RedisSink;
-use obol_model::Secret;
+use obol_model::{Secret, SystemClock};
+use obol_peer::Registry;
 use obol_redis::{Redis, RedisOptions};
 use obol_session::RedisSessions;
-use obol_snapshot::RedisSource;
+use obol_snapshot::{ControlFallback, PublicationSource, RedisSource};
+use url::Url;
 
 use crate::compose::{Replica, Stores};
-use crate::config::{Environment, Run};
+use crate::config::{Environment, RedisUrl, Run};
+use crate::control_client::ControlClient;
 use crate::failure::Failure;
+use crate::service;
 
 /// Serves until a signal comes, drains, and gives the exit code.
 ///
 /// # Errors
 /// When it cannot start.
 pub(crate) async fn run(config: Run, env: Environment) -> Result<u8, Failure> {
-    let redis = connect(config.redis_url.expose()).await?;
+    let redis = connect(&config.redis_url, config.redis_ca).await?;
     let source = Arc::new(RedisSource::new(redis.clone()));
+    let used = UsedTokens::new(redis.clone());
+    let service = service::tokens(config.gateway.service_jwt.as_ref(), party::GATEWAY, Some(used))?;
+    let control = control(config.control_url.as_ref(), service.as_ref())?;
+    let publications: Arc<dyn PublicationSource> = match &control {
+        Some(control) => Arc::new(ControlFallback::new((*source).clone(), control.clone())),
+        None => source.clone(),
+    };
     let probe: RedisProbe = {
         let redis = redis.clone();
         Arc::new(move || {
@@ -32,26 +45,41 @@ pub(crate) async fn run(config: Run, env: Environment) -> Result<u8, Failure> {
     let stores = Stores {
         sessions: Arc::new(RedisSessions::new(redis.clone())),
         keys: Arc::new(RedisKeys::new(redis.clone())),
-        publications: source.clone(),
+        control: control.map(|control| control as Arc<dyn ControlKeys>),
+        service,
+        publications,
         feed: source,
-        usage: Arc::new(RedisSink::new(redis)),
+        usage: Arc::new(RedisSink::new(redis.clone())),
+        catalogue: Arc::new(RedisCatalogue::new(redis.clone())),
+        registry: Some(Registry::new(redis.clone())),
         probe,
     };
     let replica =
         Replica::start(config.gateway, Arc::new(config.credential_keys), stores, env.into_vars()).await?;
+    let (tasks, background) = replica.background();
+    let stop = background.clone();
+    tasks.spawn(Class::Background, "redis", async move { redis.keep(stop).await });
     Ok(replica.run().await)
+}
+
+/// The client of control's internal API, when there is one to ask.
+fn control(
+    base: Option<&Url>,
+    tokens: Option<&Arc<ServiceTokens>>,
+) -> Result<Option<Arc<ControlClient>>, Failure> {
+    let (Some(base), Some(tokens)) = (base, tokens) else { return Ok(None) };
+    let dialer = Dialer::new(DialOptions::default()).map_err(Failure::runtime)?;
+    let http = dialer.client(true).clone();
+    let control = ControlClient::new(base.clone(), http, tokens.clone(), Arc::new(SystemClock));
+    Ok(Some(Arc::new(control)))
 }
 
 /// Opens Redis, and says loudly what is wrong with it.
 ///
 /// # Errors
 /// When it cannot be reached.
-pub(crate) async fn connect(url: &str) -> Result<Redis, Failure> {
-    let options = RedisOptions {
-        url: Secret::new(url.to_owned()),
-        command_timeout: Duration::from_millis(800),
-        connect_timeout: Duration::from_secs(2),
-    };
+pub(crate) async fn connect(url: &RedisUrl, ca: Option<Vec<u8>>) -> Result<Redis, Failure> {
+    let options = RedisOptions { ca, ..RedisOptions::new(Secret::new(url.expose().to_owned())) };
     let redis = Redis::connect(options).await.map_err(Failure::runtime)?;
     match redis.server_warnings().await {
         Ok(warnings) => {

@@ -189,7 +189,7 @@ fn check_tells_valid_files_from_others_and_reports_all() {
     assert!(said.starts_with(&valid), "{said}");
     assert!(said.contains("error: absent.yaml: cannot be read: no such file"), "{said}");
     assert!(
-        said.contains(&format!("error: {twin}: the workspace `acme` is defined by `{good}` too")),
+        said.contains(&format!("error: {twin}:1:12: the workspace `acme` is defined by `{good}` too")),
         "{said}"
     );
 
@@ -240,13 +240,33 @@ fn a_key_is_shown_once_listed_without_itself_and_revoked() {
     assert!(row.ends_with("  ci bot  a,b") && !listed.contains(&key), "{listed}");
     assert_eq!(stdout(&obol(&["key", "list"], &env)).lines().count(), 3);
 
-    let revoked = obol(&["key", "revoke", &id], &env);
-    assert_eq!(stdout(&revoked), format!("revoked {id}\n"));
-    assert!(stdout(&obol(&["key", "list"], &env)).contains("  revoked  "));
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&obol(&["key", "list", "--workspace", "acme", "--json"], &env)))
+            .unwrap();
+    assert_eq!((&json[0]["key_id"], &json[0]["state"]), (&id.as_str().into(), &"active".into()));
+
+    for (command, state) in [("disable", "disabled"), ("enable", "active"), ("revoke", "revoked")] {
+        let changed = obol(&["key", command, &id], &env);
+        assert_eq!(stdout(&changed), format!("{command}d {id}\n"), "{}", stderr(&changed));
+        assert!(
+            stderr(&changed).contains("within a second while `obol control` runs"),
+            "{}",
+            stderr(&changed)
+        );
+        assert!(stdout(&obol(&["key", "list"], &env)).contains(&format!("  {state}  ")));
+    }
+    let revived = obol(&["key", "enable", &id], &env);
+    assert_eq!(
+        stderr(&revived),
+        format!("error: the key `{id}` is revoked, which is for ever; make a new one\n")
+    );
 
     let unknown = obol(&["key", "revoke", "k-unknown"], &env);
     assert_eq!(unknown.status.code(), Some(1));
     assert_eq!(stderr(&unknown), "error: there is no key `k-unknown`\n");
+    let pasted = obol(&["key", "revoke", &key], &env);
+    assert!(stderr(&pasted).contains("this is a key, not the id of one"), "{}", stderr(&pasted));
+    assert!(!stderr(&pasted).contains(&key));
     let nowhere = obol(&["key", "list"], &[]);
     assert_eq!(nowhere.status.code(), Some(2));
     assert!(
@@ -254,4 +274,76 @@ fn a_key_is_shown_once_listed_without_itself_and_revoked() {
         "{}",
         stderr(&nowhere)
     );
+}
+
+#[test]
+fn what_is_not_there_is_named_with_the_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let mistyped = dir.path().join("sttae");
+    let (state, mistyped) = (state.to_str().unwrap(), mistyped.to_str().unwrap());
+    assert_eq!(obol(&["key", "new", "--workspace", "acme", "--state", state], &[]).status.code(), Some(0));
+    for args in [
+        ["key", "list"].as_slice(),
+        &["key", "revoke", "k-1"],
+        &["workspace", "list"],
+        &["workspace", "show", "acme"],
+        &["workspace", "unpublish", "acme"],
+    ] {
+        let output = obol(&[args, &["--state", mistyped]].concat(), &[]);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let said = stderr(&output);
+        assert!(
+            said.starts_with(&format!("error: `{mistyped}` is no state directory: pass the one of")),
+            "{said}"
+        );
+    }
+    assert!(!Path::new(mistyped).exists(), "looking makes nothing");
+
+    let made = obol(&["key", "new", "--workspace", "acmee", "--state", state], &[]);
+    assert_eq!(made.status.code(), Some(0));
+    let said = stderr(&made);
+    assert!(said.contains("warning: the workspace `acmee` is not published, none is, so far"), "{said}");
+    let shown = obol(&["workspace", "show", "acmee", "--state", state], &[]);
+    let said = stderr(&shown);
+    assert_eq!(shown.status.code(), Some(1));
+    assert_eq!(said, "error: no workspace `acmee` was ever published here; nor was any other\n");
+    let rollback = obol(&["workspace", "rollback", "acme", "--state", state], &[]);
+    assert!(
+        stderr(&rollback).contains("set OBOL_CREDENTIAL_KEY to what control has"),
+        "{}",
+        stderr(&rollback)
+    );
+    let bad = obol(&["workspace", "rollback", "acme", "--to", "7", "--state", state], &[]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(stderr(&bad).contains("expected `EPOCH.NUMBER`, such as `1.7`"), "{}", stderr(&bad));
+
+    let publish = obol(&["publish", "x.yaml", "--state", state], &[]);
+    let said = stderr(&publish);
+    assert_eq!(publish.status.code(), Some(2));
+    assert!(said.contains("OBOL_REDIS_URL") && said.contains("OBOL_CREDENTIAL_KEY"), "{said}");
+    let env = [("OBOL_REDIS_URL", "redis://127.0.0.1:1"), ("OBOL_CREDENTIAL_KEY", KEY)];
+    let good = workspace(dir.path(), "good.yaml", "acme");
+    let twin = workspace(dir.path(), "twin.yaml", "acme");
+    let faulty = dir.path().join("faulty.yaml");
+    fs::write(&faulty, "workspace: x\nfrozen: maybe\n").unwrap();
+    let env_and = [env[0], env[1], ("DOCS_TOKEN", "hunter2")];
+    let publish = obol(&["publish", &good, &twin, faulty.to_str().unwrap(), "--state", state], &env_and);
+    let said = stderr(&publish);
+    assert_eq!((publish.status.code(), stdout(&publish).as_str()), (Some(1), ""));
+    assert!(said.contains("faulty.yaml:2:9: `frozen` must be true or false"), "{said}");
+    assert!(said.contains("the workspace `acme` is defined by"), "{said}");
+    let publish = obol(&["publish", &good, "--state", state], &env_and);
+    assert_eq!((publish.status.code(), stdout(&publish).as_str()), (Some(1), ""));
+    assert!(stderr(&publish).contains("cannot connect to Redis at `127.0.0.1:1`"), "{}", stderr(&publish));
+
+    let database = obol(&["key", "list"], &[("OBOL_DATABASE_URL", "mysql://me:hunter2@db/x")]);
+    let said = stderr(&database);
+    assert_eq!(database.status.code(), Some(2));
+    assert!(said.contains("OBOL_DATABASE_URL") && said.contains("postgres://USER:PASSWORD@HOST"), "{said}");
+    let away = obol(&["key", "list"], &[("OBOL_DATABASE_URL", "postgres://me:hunter2@127.0.0.1:1/x")]);
+    let more = stderr(&away);
+    assert_eq!(away.status.code(), Some(1));
+    assert!(more.contains("the database at `127.0.0.1:1` cannot be used"), "{more}");
+    assert!(!said.contains("hunter2") && !more.contains("hunter2"), "{said}{more}");
 }

@@ -165,3 +165,94 @@ async fn a_denied_resource_is_denied_in_every_spelling() {
     assert_eq!(before.requests_of("resources/read"), after.requests_of("resources/read"));
     assert_eq!(after.requests_of("resources/subscribe"), 0);
 }
+
+/// Denied and unknown have one answer, byte for byte apart from the name that the client sent, for every primitive and
+/// every method that takes one.
+#[tokio::test]
+async fn what_is_denied_answers_as_what_does_not_exist_for_every_primitive() {
+    let mcp = FakeMcp::start().await;
+    let vault =
+        format!("  vault: {{ transport: streamable_http, url: \"{}\", allow_private: true }}\n", mcp.url());
+    let world = World::with(1, &vault, |builder| {
+        let deny = r#"
+forbid (principal, action == Action::"mcp:connect", resource == Connection::"vault");
+forbid (principal, action == Action::"mcp:callTool", resource == Tool::"fake/destroy");
+forbid (principal, action == Action::"mcp:getPrompt", resource == Prompt::"fake/greet");
+forbid (principal, action == Action::"mcp:readResource", resource) when { resource.uri like "demo://item/*" };
+forbid (principal, action == Action::"llm:invoke", resource == Model::"small");
+"#;
+        builder.policy("acme.cedar", &format!("{ALLOW_ALL}{deny}"))
+    })
+    .await;
+    let client = world.connect().await;
+    for (method, member, field) in [
+        ("tools/list", "tools", "name"),
+        ("prompts/list", "prompts", "name"),
+        ("resources/templates/list", "resourceTemplates", "uriTemplate"),
+        ("resources/list", "resources", "uri"),
+    ] {
+        let names = client.names(method, member, field).await;
+        let shown = |part: &str| names.iter().any(|name| name.contains(part));
+        assert!(
+            !shown("vault") && !shown("destroy") && !shown("greet") && !shown("item"),
+            "{method}: {names:?}"
+        );
+    }
+
+    // (method, params, what is denied in it, something of the same length that nobody has)
+    let argument = r#""argument":{"name":"name","value":"a"}"#;
+    let table = [
+        ("tools/call", r#"{"name":"fake__destroy","arguments":{}}"#.to_owned(), "destroy", "nowhere"),
+        ("tools/call", r#"{"name":"vault__echo","arguments":{}}"#.to_owned(), "vault", "nosuc"),
+        ("prompts/get", r#"{"name":"fake__greet","arguments":{"name":"x"}}"#.to_owned(), "greet", "nosuc"),
+        ("prompts/get", r#"{"name":"vault__greet","arguments":{"name":"x"}}"#.to_owned(), "vault", "nosuc"),
+        ("resources/read", r#"{"uri":"fake+demo://item/7"}"#.to_owned(), "item", "none"),
+        ("resources/read", r#"{"uri":"fake+demo://%69tem/7"}"#.to_owned(), "%69tem", "nothin"),
+        ("resources/read", r#"{"uri":"vault+demo://text"}"#.to_owned(), "vault", "nosuc"),
+        ("resources/subscribe", r#"{"uri":"vault+demo://text"}"#.to_owned(), "vault", "nosuc"),
+        (
+            "completion/complete",
+            format!(r#"{{"ref":{{"type":"ref/prompt","name":"fake__greet"}},{argument}}}"#),
+            "greet",
+            "nosuc",
+        ),
+        (
+            "completion/complete",
+            format!(r#"{{"ref":{{"type":"ref/resource","uri":"fake+demo://item/{{id}}"}},{argument}}}"#),
+            "item",
+            "none",
+        ),
+        (
+            "completion/complete",
+            format!(r#"{{"ref":{{"type":"ref/resource","uri":"vault+demo://text"}},{argument}}}"#),
+            "vault",
+            "nosuc",
+        ),
+    ];
+    for (method, params, denied, nobodys) in table {
+        let answer = client.send(message("1", method, &params)).await;
+        let unknown = client.send(message("1", method, &params.replace(denied, nobodys))).await;
+        answer.error();
+        assert_eq!(seen(&answer), seen(&unknown).replace(nobodys, denied), "{method} {params}");
+    }
+    // An upstream that takes a subscription to anything has everything: what is denied is refused all the same.
+    let denied = client.rpc("resources/subscribe", r#"{"uri":"fake+demo://item/7"}"#).await;
+    assert_eq!(denied.error()["code"], -32002);
+    for body in [r#"{"model":"small","messages":[]}"#, r#"{"model":"nosuc","messages":[]}"#] {
+        assert_eq!(world.chat(body).await.status, 404);
+    }
+    let (small, nobodys) = (
+        world.chat(r#"{"model":"small","messages":[]}"#).await,
+        world.chat(r#"{"model":"nosuc","messages":[]}"#).await,
+    );
+    assert_eq!(seen(&small), seen(&nobodys).replace("nosuc", "small"));
+
+    // Nothing of it reached anybody.
+    assert!(mcp.counts().requests.is_empty(), "{:?}", mcp.counts());
+    assert_eq!((world.mcp.calls("destroy"), world.llm.calls()), (0, 0));
+    let asked: Vec<String> =
+        world.mcp.received().iter().filter_map(obol_testkit::fake_mcp::Received::params).collect();
+    assert!(!asked.iter().any(|params| params.contains("item/") || params.contains("tem/7")), "{asked:?}");
+    // What is allowed goes on.
+    client.ok("resources/read", r#"{"uri":"fake+demo://text"}"#).await;
+}

@@ -9,6 +9,7 @@
     reason = "these are tests"
 )]
 
+mod audit;
 mod calls;
 mod carried;
 mod drain;

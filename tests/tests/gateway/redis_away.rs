@@ -1,4 +1,4 @@
-//! Redis refuses or is silent (DESIGN §14).
+//! Redis is not there, or comes back empty (DESIGN §14).
 
 use std::time::Duration;
 
@@ -6,9 +6,7 @@ use obol_testkit::eventually;
 use obol_testkit::port::Port;
 use obol_testkit::process::{Proc, built_binary};
 use obol_tests::SOON;
-use obol_tests::client::{Reply, http};
 use obol_tests::world::World;
-use tokio::time::Instant;
 
 #[tokio::test]
 async fn a_start_without_redis_fails_and_says_why() {
@@ -53,62 +51,6 @@ async fn a_bad_environment_is_refused_with_all_its_faults() {
     ] {
         assert!(wrote.contains(name), "{name}: {wrote}");
     }
-}
-
-#[tokio::test]
-async fn a_silent_redis_is_503_within_a_second_and_its_return_is_enough() {
-    let world = World::start(1).await;
-    let client = world.connect().await;
-    client.call("fake__echo", "{}").await.result();
-    let admin = world.cluster.admin_url(0);
-    let get = async |path: &str| Reply::of(http().get(format!("{admin}{path}"))).await;
-
-    world.cluster.redis().pause();
-    for _ in 0..2 {
-        let start = Instant::now();
-        let reply = client.call("fake__echo", "{}").await;
-        let after = start.elapsed();
-        assert_eq!(reply.status, 503, "{reply:?}");
-        assert!(reply.header("retry-after").parse::<u64>().is_ok(), "{reply:?}");
-        assert!(after < Duration::from_millis(2_500), "it took {after:?}");
-        // Never "no such session": clients would start again and lose theirs.
-        assert!(!reply.text().contains("session_not_found"), "{reply:?}");
-    }
-    let start = Instant::now();
-    let opened = client
-        .at(&world.url())
-        .with_session(None)
-        .rpc(
-            "initialize",
-            r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}"#,
-        )
-        .await;
-    assert_eq!(opened.status, 503, "{opened:?}");
-    let listening = Reply::of(client.request(reqwest::Method::GET)).await;
-    assert_eq!(listening.status, 503, "{listening:?}");
-    let ended = client.delete().await;
-    assert_eq!(ended.status, 503, "{ended:?}");
-    assert!(start.elapsed() < Duration::from_millis(6_000), "it took {:?}", start.elapsed());
-    // What this surface needs to know is warm: it may answer from memory, but it neither hangs nor errs.
-    let start = Instant::now();
-    let chat = world.chat(r#"{"model":"small","messages":[]}"#).await;
-    assert!([200, 503].contains(&chat.status), "{chat:?}");
-    assert!(start.elapsed() < Duration::from_millis(2_500), "it took {:?}", start.elapsed());
-    let stranger =
-        http().get(format!("{}/v1/models", world.url())).bearer_auth(format!("obol_{}", "A".repeat(43)));
-    assert_eq!(Reply::of(stranger).await.status, 503, "could not ask is not `no such key`");
-    assert_eq!(get("/healthz").await.status, 200);
-    let ready = get("/readyz").await;
-    assert_eq!((ready.status, ready.json()["reason"].clone()), (503, "redis".into()));
-    assert_eq!(world.mcp.counts().all_calls(), 1);
-
-    world.cluster.redis().resume();
-    let start = Instant::now();
-    eventually(SOON, || async { client.call("fake__echo", "{}").await.status == 200 }).await;
-    eventually(SOON, || async { get("/readyz").await.status == 200 }).await;
-    assert!(start.elapsed() < Duration::from_secs(3), "back after {:?}", start.elapsed());
-    assert!(world.cluster.replica(0).process.exit_status().is_none());
-    eventually(SOON, || async { world.usage().await.len() >= 2 }).await;
 }
 
 #[tokio::test]

@@ -11,6 +11,9 @@ use obol_testkit::fake_llm::FakeLlm;
 use obol_testkit::logs::{assert_no_secret, lines_with};
 use obol_testkit::port::Port;
 use obol_testkit::process::{Proc, Spec};
+use obol_testkit::redis_cluster::RedisCluster;
+use obol_testkit::redis_kind::AnyRedis;
+use obol_testkit::redis_sentinel::RedisSentinel;
 use obol_tests::client::{Mcp, Reply, http};
 use obol_tests::setup::{everything, finished, installed, node, python, report};
 use obol_tests::world::{chat, usage};
@@ -31,7 +34,7 @@ struct System {
     _port: Port,
 }
 
-async fn start() -> System {
+async fn start(redis: Option<AnyRedis>) -> System {
     let (port, llm) = (Port::reserve(), FakeLlm::builder().require_bearer(LLM_SECRET).start().await);
     let node = installed("OBOL_TEST_NODE");
     let server = Proc::command(&node)
@@ -76,7 +79,11 @@ policies: ["acme.cedar"]
         installed("OBOL_TEST_MCP_SERVER_TIME"),
         llm.base_url()
     );
-    let cluster = Cluster::of_built_obol()
+    let builder = match redis {
+        Some(redis) => Cluster::of_built_obol().redis(redis),
+        None => Cluster::of_built_obol(),
+    };
+    let cluster = builder
         .log("trace")
         .control_env("EVERYTHING_SECRET", MCP_SECRET)
         .control_env("LOCAL_SECRET", STDIO_SECRET)
@@ -91,7 +98,21 @@ policies: ["acme.cedar"]
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn real_clients_are_served_by_all_replicas_and_by_those_that_are_left() {
-    let system = start().await;
+    everything_works_on(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn real_clients_are_served_on_a_redis_cluster() {
+    everything_works_on(Some(RedisCluster::start().await.into())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn real_clients_are_served_behind_redis_sentinel() {
+    everything_works_on(Some(RedisSentinel::start().await.into())).await;
+}
+
+async fn everything_works_on(redis: Option<AnyRedis>) {
+    let system = start(redis).await;
     let (cluster, key) = (&system.cluster, &system.key);
     all_sdks_complete_their_tour(cluster, key).await;
     a_session_survives_its_replica(cluster, key).await;

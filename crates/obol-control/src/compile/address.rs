@@ -1,5 +1,6 @@
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use obol_model::net;
 use url::{Host, Url};
 
 use super::reader::{Reader, short};
@@ -57,11 +58,8 @@ impl Reader<'_> {
         }
         match reach(&host) {
             Reach::Never => {
-                self.fault(
-                    at,
-                    format!("`{host}` is a link-local or metadata address, which is never dialled"),
-                    "",
-                );
+                let message = format!("`{host}` is a link-local or metadata address, which is never dialled");
+                self.fault(at, message, "name the server that is meant; no setting opens such an address");
                 None
             }
             Reach::Private if !allow_private => {
@@ -69,7 +67,10 @@ impl Reader<'_> {
                 self.fault(at, format!("`{host}` is a loopback or private address"), help);
                 None
             }
-            _ => Some(url),
+            _ => {
+                self.credential_in_url(node, name, &url);
+                Some(url)
+            }
         }
     }
 }
@@ -92,43 +93,10 @@ fn reach(host: &Host<&str>) -> Reach {
 }
 
 fn reach_of(ip: IpAddr) -> Reach {
-    match ip {
-        IpAddr::V4(ip) => {
-            let [a, b, ..] = ip.octets();
-            // The last one answers as metadata service in one large cloud.
-            if ip.is_link_local() || ip.is_multicast() || ip == Ipv4Addr::new(100, 100, 100, 200) {
-                Reach::Never
-            } else if ip.is_private()
-                || ip.is_loopback()
-                || ip.is_broadcast()
-                || a == 0
-                || a == 100 && b & 0xc0 == 64
-            {
-                Reach::Private
-            } else {
-                Reach::Public
-            }
-        }
-        IpAddr::V6(ip) => {
-            let segments = ip.segments();
-            let metadata = ip == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
-            let carried = match segments {
-                [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
-                    let [.., a, b, c, d] = ip.octets();
-                    Some(Ipv4Addr::new(a, b, c, d))
-                }
-                _ => None,
-            };
-            if let Some(v4) = carried {
-                reach_of(IpAddr::V4(v4))
-            } else if ip.is_unicast_link_local() || ip.is_multicast() || metadata {
-                Reach::Never
-            } else if ip.is_loopback() || ip.is_unspecified() || ip.is_unique_local() {
-                Reach::Private
-            } else {
-                Reach::Public
-            }
-        }
+    match (net::is_forbidden(ip, true), net::is_forbidden(ip, false)) {
+        (true, _) => Reach::Never,
+        (false, true) => Reach::Private,
+        (false, false) => Reach::Public,
     }
 }
 
@@ -171,6 +139,16 @@ mod tests {
             "[fd00:ec2::254]",
             "metadata.google.internal",
             "224.0.0.1",
+            "2852039166",
+            "0251.0376.0251.0376",
+            "0xa9fea9fe",
+            "0xa9.0xfe.0xa9.0xfe",
+            "169.254.43518",
+            "[::169.254.169.254]",
+            "[64:ff9b::a9fe:a9fe]",
+            "[2002:a9fe:a9fe::1]",
+            "\u{ff11}69.254.169.254",
+            "METADATA.GOOGLE.INTERNAL.",
         ] {
             assert_eq!(of(never), Reach::Never, "{never}");
         }

@@ -170,7 +170,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         ("session_binding: key".into(), "acme.yaml:3:18: `session_binding` cannot be `key`\n  help: known here: `principal`, `workspace`"),
         ("budgets: []".into(), "acme.yaml:3:1: `budgets` are not supported by this release yet\n  help: remove them: nothing would hold anybody to them"),
         ("a: [".into(), "acme.yaml:3:4: "),
-        ("a: *b".into(), "acme.yaml:3:4: reference to unknown value"),
+        ("a: *b".into(), "acme.yaml:3:4: reference to unknown value\n  help: this is no YAML any more: look at this line and the one before"),
         // connections
         ("connections: { my_server: { transport: stdio, command: [a] } }".into(), "acme.yaml:3:16: `my_server` is no connection name: a lower-case letter, then up to 19 of `a-z`, `0-9` and `-`, and no URI scheme in use"),
         ("connections:\n  c: { url: 'https://x.example' }".into(), "acme.yaml:4:6: connection `c` has no `transport`\n  help: add `transport: streamable_http` with a `url`, or `transport: stdio` with a `command`"),
@@ -184,7 +184,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         (http("url: 'https://x.example/#a'"), "acme.yaml:4:41: `url` must not contain a fragment\n  help: remove what follows `#`"),
         (http("url: 'http://localhost:3000/'"), "acme.yaml:4:41: `localhost` is a loopback or private address\n  help: add `allow_private: true` if that is meant"),
         (http("url: 'http://[::ffff:10.0.0.1]/'"), "acme.yaml:4:41: `[::ffff:a00:1]` is a loopback or private address\n  help: add `allow_private: true` if that is meant"),
-        (http("allow_private: true, url: 'http://169.254.169.254/'"), "acme.yaml:4:62: `169.254.169.254` is a link-local or metadata address, which is never dialled"),
+        (http("allow_private: true, url: 'http://169.254.169.254/'"), "acme.yaml:4:62: `169.254.169.254` is a link-local or metadata address, which is never dialled\n  help: name the server that is meant; no setting opens such an address"),
         (http("url: 'https://x.example/', command: [a]"), "acme.yaml:4:63: `command` does not go with `transport: streamable_http`\n  help: remove it, or use `transport: stdio`"),
         (http("url: 'https://x.example/', timeout_s: 0"), "acme.yaml:4:74: `timeout_s` must be a whole number from 1 to 86400"),
         (stdio("command: []"), "acme.yaml:4:35: `command` is empty\n  help: add `command: [\"program\", \"argument\"]`"),
@@ -250,7 +250,7 @@ fn faults_of_the_file_itself_and_of_policies_are_placed() {
                 ("acme.yaml", "workspace: a\npolicies: [x.cedar]"),
                 ("x.cedar", "\npermit(principal, action, resource) when { principal.tagz.contains(\"a\") };"),
             ],
-            "x.cedar:2:44: attribute `tagz` on entity type `Key` not found\n  help: did you mean `tags`?\nx.cedar:2:44: attribute `tagz` on entity type `User` not found\n  help: did you mean `tags`?",
+            "x.cedar:2:44: attribute `tagz` on entity type `Key` not found\n  help: did you mean `tags`?",
         ),
         (
             vec![
@@ -313,4 +313,20 @@ fn a_hostile_file_is_refused_and_not_expanded() {
         compile(&[("acme.yaml", &big)], None).unwrap_err(),
         "acme.yaml: cannot be read: it is larger than 1 MiB"
     );
+}
+
+#[test]
+fn a_pin_has_its_form_and_belongs_to_a_pinned_catalogue() {
+    let git = |catalog: &str, digest: &str| {
+        format!(
+            "connections: {{ git: {{ transport: stdio, command: [x]{catalog}, tools: {{ a: {{ digest: \"{digest}\" }} }} }} }}"
+        )
+    };
+    let digest = format!("sha256:{}", "0a".repeat(32));
+    assert_eq!(faults(&git(", catalog: pinned", &digest)), "");
+    assert!(faults(&git("", &digest)).contains("`digest` pins nothing without `catalog: pinned`"));
+    for bad in ["", "0a0a", "sha256:0a", &digest.to_uppercase(), &digest.replace("sha256", "sha512")] {
+        assert!(faults(&git(", catalog: pinned", bad)).contains("is no digest of a tool"), "{bad}");
+    }
+    assert!(faults(&git(", catalog: frozen", &digest)).contains("frozen"));
 }

@@ -1,12 +1,14 @@
 use std::collections::BTreeMap;
 
 use obol_model::ConnectionName;
-use obol_model::snapshot::{Connection, Namespace, ToolRule, Transport, WorkerMode};
+use obol_model::names::exposed_name;
+use obol_model::snapshot::{CatalogMode, Connection, Namespace, ToolRule, Transport, WorkerMode};
 
 use super::reader::{Fields, Reader, short};
 use super::yaml::{Node, Place, place};
 
-const COMMON: [&str; 6] = ["transport", "namespace", "stateful", "tools", "price_per_call", "timeout_s"];
+const COMMON: [&str; 7] =
+    ["transport", "namespace", "stateful", "catalog", "tools", "price_per_call", "timeout_s"];
 const OVER_HTTP: [&str; 3] = ["url", "auth", "allow_private"];
 const OVER_STDIO: [&str; 3] = ["command", "env", "mode"];
 /// A day: longer than any bound of the gateway.
@@ -23,15 +25,19 @@ enum Kind {
 #[derive(Default)]
 struct Names {
     unprefixed: Option<ConnectionName>,
-    /// Alias → where it was first used.
-    aliases: BTreeMap<String, Place>,
+    /// What clients see → where it was first used. Of tools that have rules: others are known to their servers alone.
+    exposed: BTreeMap<String, Place>,
+    /// The connections of the file, the misspelt ones included.
+    all: Vec<String>,
 }
 
 impl Reader<'_> {
     pub(super) fn connections(&mut self, node: &Node) -> BTreeMap<ConnectionName, Connection> {
-        let mut names = Names::default();
+        let entries = self.entries(node, "`connections`");
+        let all = entries.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        let mut names = Names { all, ..Names::default() };
         let mut connections = BTreeMap::new();
-        for (name, at, node) in self.entries(node, "`connections`") {
+        for (name, at, node) in entries {
             let id = self.id::<ConnectionName>(name, at);
             let what = format!("connection `{}`", short(name));
             let connection = self.connection(node, &what, id.as_ref(), &mut names);
@@ -58,9 +64,14 @@ impl Reader<'_> {
         }
         let price_per_call = self.price(&fields, "price_per_call").unwrap_or_default();
         let timeout_s = self.count(&fields, "timeout_s", LONGEST_CALL_S);
-        let tools = fields.get("tools").map(|node| self.tools(node, names)).unwrap_or_default();
+        let modes = [("live", CatalogMode::Live), ("pinned", CatalogMode::Pinned)];
+        let catalog = self.word(&fields, "catalog", &modes).unwrap_or_default();
+        let tools = fields
+            .get("tools")
+            .map(|node| self.tools(node, id, namespace, catalog, names))
+            .unwrap_or_default();
         let transport = self.transport(&fields, what)?;
-        Some(Connection { transport, namespace, stateful, tools, price_per_call, timeout_s })
+        Some(Connection { transport, namespace, stateful, catalog, tools, price_per_call, timeout_s })
     }
 
     fn namespace(
@@ -137,11 +148,10 @@ impl Reader<'_> {
             return None;
         };
         let faults = self.faults.len();
-        let command: Vec<String> = self
-            .list(node, "`command`")
-            .iter()
-            .filter_map(|arg| self.scalar(arg, "an argument of `command`"))
-            .collect();
+        let words = self.list(node, "`command`");
+        self.credential_in_command(words);
+        let command: Vec<String> =
+            words.iter().filter_map(|arg| self.scalar(arg, "an argument of `command`")).collect();
         if self.faults.len() > faults {
             return None;
         }
@@ -152,8 +162,15 @@ impl Reader<'_> {
         Some(Transport::Stdio { command, env, mode })
     }
 
-    fn tools(&mut self, node: &Node, names: &mut Names) -> BTreeMap<String, ToolRule> {
-        let known = ["alias", "hidden", "price_per_call", "destructive", "read_only"];
+    fn tools(
+        &mut self,
+        node: &Node,
+        connection: Option<&ConnectionName>,
+        namespace: Namespace,
+        catalog: CatalogMode,
+        names: &mut Names,
+    ) -> BTreeMap<String, ToolRule> {
+        let known = ["alias", "hidden", "price_per_call", "destructive", "read_only", "digest"];
         let mut tools = BTreeMap::new();
         for (name, at, node) in self.entries(node, "`tools`") {
             if name.is_empty() || name.len() > 256 {
@@ -162,18 +179,75 @@ impl Reader<'_> {
             }
             let fields = self.fields(node, &format!("tool `{}`", short(name)), &known);
             let rule = ToolRule {
-                alias: fields.get("alias").and_then(|node| self.alias(node, names)),
+                alias: fields.get("alias").and_then(|node| self.alias(node)),
                 hidden: self.boolean(&fields, "hidden").unwrap_or_default(),
                 price_per_call: self.price(&fields, "price_per_call"),
                 destructive: self.boolean(&fields, "destructive"),
                 read_only: self.boolean(&fields, "read_only"),
+                digest: fields.get("digest").and_then(|node| self.pin(node, catalog)),
             };
+            // Nobody sees a hidden tool, so it takes no name.
+            if !rule.hidden {
+                let alias = fields.get("alias").zip(rule.alias.as_deref());
+                self.exposed(name, at, alias, connection.map(|c| (c, namespace)), names);
+            }
             tools.insert(name.to_owned(), rule);
         }
         tools
     }
 
-    fn alias(&mut self, node: &Node, names: &mut Names) -> Option<String> {
+    /// Takes the name that clients see of a tool, which no other may have.
+    fn exposed(
+        &mut self,
+        name: &str,
+        at: Place,
+        alias: Option<(&Node, &str)>,
+        connection: Option<(&ConnectionName, Namespace)>,
+        names: &mut Names,
+    ) {
+        let (exposed, at, message) = match (alias, connection) {
+            (Some((node, alias)), _) => (alias.to_owned(), place(node), format!("the alias `{alias}`")),
+            (None, Some((connection, namespace))) => {
+                let exposed = exposed_name(connection, namespace, name);
+                let message = format!("clients would see tool `{}` as `{exposed}`, which", short(name));
+                (exposed, at, message)
+            }
+            (None, None) => return,
+        };
+        if let Some((line, _)) = names.exposed.get(&exposed) {
+            let help =
+                if alias.is_some() { "choose another one" } else { "give one of the two another `alias`" };
+            self.fault(at, format!("{message} is taken, in line {line}"), help);
+            return;
+        }
+        let other = exposed.split_once("__").map(|(before, _)| before).filter(|before| {
+            let unprefixed = connection.is_some_and(|(_, namespace)| namespace == Namespace::None);
+            alias.is_none() && unprefixed && names.all.iter().any(|name| name == before)
+        });
+        if let Some(other) = other {
+            let message = format!("tool `{}` looks like a tool of connection `{other}`", short(name));
+            self.fault(at, message, "give it an `alias`: this connection has `namespace: none`");
+        }
+        names.exposed.insert(exposed, at);
+    }
+
+    fn pin(&mut self, node: &Node, catalog: CatalogMode) -> Option<String> {
+        let digest = self.string(node, "`digest`")?;
+        let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if !digest.strip_prefix("sha256:").is_some_and(|rest| rest.len() == 64 && rest.bytes().all(hex)) {
+            let help =
+                "`sha256:` and 64 hexadecimal digits, as the gateway's warning about the hidden tool has it";
+            self.fault(place(node), format!("`{}` is no digest of a tool", short(digest)), help);
+            return None;
+        }
+        if catalog != CatalogMode::Pinned {
+            let help = "add `catalog: pinned` to the connection, or remove it";
+            self.fault(place(node), "`digest` pins nothing without `catalog: pinned`", help);
+        }
+        Some(digest.to_owned())
+    }
+
+    fn alias(&mut self, node: &Node) -> Option<String> {
         let alias = self.string(node, "`alias`")?;
         let valid = (1..=50).contains(&alias.len())
             && alias.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
@@ -187,12 +261,6 @@ impl Reader<'_> {
             self.fault(place(node), format!("`{alias}` looks like a tool of another connection"), help);
             return None;
         }
-        if let Some((line, _)) = names.aliases.get(alias) {
-            let message = format!("the alias `{alias}` is taken, in line {line}");
-            self.fault(place(node), message, "choose another one");
-            return None;
-        }
-        names.aliases.insert(alias.to_owned(), place(node));
         Some(alias.to_owned())
     }
 }

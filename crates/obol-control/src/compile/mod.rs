@@ -1,4 +1,5 @@
 mod address;
+mod clear_text;
 mod connections;
 mod models;
 mod reader;
@@ -13,7 +14,7 @@ use obol_authz::{Named, Policies};
 use obol_model::snapshot::{
     Connection, Documents, Model, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
 };
-use obol_model::{ConnectionName, KeyRing, ModelName, Revision, WorkspaceId};
+use obol_model::{ConnectionName, KeyId, KeyRing, ModelName, Revision, WorkspaceId};
 
 use self::reader::{Fields, Reader, short, suggestion};
 use self::yaml::{Place, place};
@@ -23,6 +24,9 @@ use crate::sources::{Sources, reason};
 const DENIED: &str = "everything is denied: the workspace has no policy";
 const ALLOW: &str =
     "add `policies: [\"FILE.cedar\"]` with at least `permit(principal, action, resource);` in it";
+
+/// The most that all policies of a workspace may have together, in bytes.
+const MOST_POLICIES: usize = 4 << 20;
 
 /// How to compile.
 pub struct CompileOptions<'a> {
@@ -47,6 +51,11 @@ pub struct Compiled {
     pub policy: PolicySnapshot,
     /// What is valid but probably not meant.
     pub warnings: Vec<Fault>,
+    /// Line and column of the workspace's id, for who compares files.
+    pub place: (u64, u64),
+    /// The keys that policies name, each with the warning for when there is none of that id: keys are no part of
+    /// workspace files.
+    pub keys: Vec<(KeyId, Fault)>,
 }
 
 impl Compiled {
@@ -66,10 +75,27 @@ pub fn compile_file(path: &Path, options: &CompileOptions<'_>) -> Result<Compile
     compile_recorded(path, options, &mut Sources::default())
 }
 
+/// As [`compile_file`], where secrets do not matter: whether they exist is not checked, and the result is not for
+/// publication.
+///
+/// # Errors
+/// All faults but those of secrets that are not there.
+pub fn compile_policies(path: &Path) -> Result<Compiled, Vec<Fault>> {
+    compile_with(path, None, &mut Sources::default())
+}
+
 /// As [`compile_file`], noting every file that it reads.
 pub(crate) fn compile_recorded(
     path: &Path,
     options: &CompileOptions<'_>,
+    sources: &mut Sources,
+) -> Result<Compiled, Vec<Fault>> {
+    compile_with(path, Some(options), sources)
+}
+
+fn compile_with(
+    path: &Path,
+    secrets: Option<&CompileOptions<'_>>,
     sources: &mut Sources,
 ) -> Result<Compiled, Vec<Fault>> {
     let file = path.display().to_string();
@@ -79,23 +105,28 @@ pub(crate) fn compile_recorded(
     let text = String::from_utf8(bytes)
         .map_err(|_| vec![Fault::of_file(&file, "is not UTF-8 text".to_owned(), Some("save it as UTF-8"))])?;
     let root = yaml::parse(&text).map_err(|((line, column), message)| {
-        vec![Fault { file: file.clone(), line, column, message, help: None }]
+        let help = Some("this is no YAML any more: look at this line and the one before".to_owned());
+        vec![Fault { file: file.clone(), line, column, message, help }]
     })?;
     let mut reader = Reader {
         file,
         folder: path.parent().unwrap_or_else(|| Path::new("")),
         text: &text,
-        key_ring: options.key_ring,
-        env: options.env,
+        secrets,
         sources,
         workspace: None,
         faults: Vec::new(),
         warnings: Vec::new(),
+        keys: Vec::new(),
     };
     let compiled = reader.workspace(&root);
-    let (mut faults, warnings) = (reader.faults, reader.warnings);
+    reader.credentials_in(&root);
+    let Reader { mut faults, mut warnings, keys, .. } = reader;
     match compiled {
-        Some((workspace, policy)) if faults.is_empty() => Ok(Compiled { workspace, policy, warnings }),
+        Some((workspace, policy, place)) if faults.is_empty() => {
+            warnings.sort();
+            Ok(Compiled { workspace, policy, warnings, place, keys })
+        }
         _ => {
             faults.sort();
             Err(faults)
@@ -104,11 +135,12 @@ pub(crate) fn compile_recorded(
 }
 
 impl Reader<'_> {
-    fn workspace(&mut self, root: &yaml::Node) -> Option<(WorkspaceSnapshot, PolicySnapshot)> {
+    fn workspace(&mut self, root: &yaml::Node) -> Option<(WorkspaceSnapshot, PolicySnapshot, Place)> {
         let known = [
             "workspace",
             "environment",
             "frozen",
+            "expose_revision",
             "session_binding",
             "connections",
             "providers",
@@ -127,6 +159,7 @@ impl Reader<'_> {
         let bindings = [("principal", SessionBinding::Principal), ("workspace", SessionBinding::Workspace)];
         let session_binding = self.word(&fields, "session_binding", &bindings).unwrap_or_default();
         let frozen = self.boolean(&fields, "frozen").unwrap_or_default();
+        let expose_revision = self.boolean(&fields, "expose_revision").unwrap_or_default();
         let connections = fields.get("connections").map(|n| self.connections(n)).unwrap_or_default();
         let (providers, names) = fields.get("providers").map(|n| self.providers(n)).unwrap_or_default();
         let models = fields.get("models").map(|n| self.models(n, &names)).unwrap_or_default();
@@ -143,12 +176,13 @@ impl Reader<'_> {
             revision,
             environment,
             frozen,
+            expose_revision,
             session_binding,
             connections,
             providers,
             models,
         };
-        Some((workspace, policy))
+        Some((workspace, policy, fields.get("workspace").map_or(fields.place, place)))
     }
 
     fn workspace_id(&mut self, fields: &Fields<'_>) -> Option<WorkspaceId> {
@@ -196,6 +230,12 @@ impl Reader<'_> {
                 files.push(PolicyFile { name: name.to_owned(), text });
             }
         }
+        let bytes: usize = files.iter().map(|file| file.text.len()).sum();
+        if bytes > MOST_POLICIES {
+            let message = format!("the policy files have {bytes} bytes together, more than 4 MiB");
+            self.fault(place(node), message, "every replica keeps them in memory: shorten them");
+            return (files, Vec::new());
+        }
         let mut named = Vec::new();
         match Policies::compile(&shown) {
             Ok(policies) => {
@@ -206,6 +246,9 @@ impl Reader<'_> {
                 }
             }
             Err(faults) => self.faults.extend(faults.into_iter().map(Fault::from)),
+        }
+        for file in &shown {
+            self.credentials_in_policy(file);
         }
         (files, named)
     }
@@ -218,19 +261,59 @@ impl Reader<'_> {
         connections: &BTreeMap<ConnectionName, Connection>,
         models: &BTreeMap<ModelName, Model>,
     ) {
-        let connections: Vec<&str> = connections.keys().map(ConnectionName::as_str).collect();
+        let names: Vec<&str> = connections.keys().map(ConnectionName::as_str).collect();
+        let workspace = self.workspace.clone();
         let models: Vec<&str> = models.keys().map(ModelName::as_str).collect();
         for thing in named {
+            let place = Fault::from(thing.place.clone());
             let (what, name, known) = match thing.connection() {
-                Some(connection) => ("connection", connection, &connections),
+                Some(connection) => ("connection", connection, &names),
                 None if thing.kind == "Model" => ("model", thing.id.as_str(), &models),
+                None if thing.kind == "Workspace" => {
+                    if let Some(own) = workspace.as_ref().filter(|own| own.as_str() != thing.id) {
+                        let message = format!("this rule holds for nothing: this is workspace `{own}`");
+                        let help =
+                            Some("leave it out: policies hold for their own workspace only".to_owned());
+                        self.warnings.push(Fault { message, help, ..place });
+                    }
+                    continue;
+                }
+                None if thing.kind == "Key" => {
+                    if let Ok(id) = thing.id.parse() {
+                        let message = format!("this rule holds for nothing: there is no key `{}`", thing.id);
+                        let help = Some("`obol key list` shows the keys".to_owned());
+                        self.keys.push((id, Fault { message, help, ..place }));
+                    }
+                    continue;
+                }
                 None => continue,
             };
             if !known.contains(&name) {
-                let mut fault = Fault::from(thing.place.clone());
-                fault.message = format!("this rule holds for nothing: there is no {what} `{}`", short(name));
-                fault.help = (!known.is_empty()).then(|| suggestion(name, known));
-                self.warnings.push(fault);
+                let message = format!("this rule holds for nothing: there is no {what} `{}`", short(name));
+                let help = Some(if known.is_empty() {
+                    format!("this workspace has no {what}s")
+                } else {
+                    suggestion(name, known)
+                });
+                self.warnings.push(Fault { message, help, ..place });
+            } else if let Some((rule, tool)) = alias_of(thing, connections) {
+                let message = format!("this rule holds for nothing: `{rule}` is an alias");
+                let help = Some(format!("policies use the upstream's own name: `Tool::\"{name}/{tool}\"`"));
+                self.warnings.push(Fault { message, help, ..place });
+            }
+        }
+    }
+
+    /// Policies are published as they stand, comments included.
+    fn credentials_in_policy(&mut self, file: &PolicyFile) {
+        for (line, text) in (1..).zip(file.text.lines()) {
+            let at = |fault: &Fault| fault.file == file.name && fault.line == line;
+            if clear_text::holds_credential(text) && !self.faults.iter().any(at) {
+                let message = "this looks like a credential in clear text".to_owned();
+                let help = Some(
+                    "take it out, and replace the credential: policies are published as they are".to_owned(),
+                );
+                self.faults.push(Fault { file: file.name.clone(), line, column: 1, message, help });
             }
         }
     }
@@ -245,6 +328,17 @@ impl Reader<'_> {
         self.fault(at, message, "paths start at the folder of the workspace file");
         None
     }
+}
+
+/// The alias that a policy names in place of a tool, and the tool.
+fn alias_of<'a>(
+    thing: &'a Named,
+    connections: &'a BTreeMap<ConnectionName, Connection>,
+) -> Option<(&'a str, &'a str)> {
+    let (connection, name) = thing.id.split_once('/').filter(|_| thing.kind == "Tool")?;
+    let tools = &connections.get(connection)?.tools;
+    let (tool, _) = tools.iter().find(|(_, rule)| rule.alias.as_deref() == Some(name))?;
+    (!tools.contains_key(name)).then_some((name, tool))
 }
 
 #[cfg(test)]

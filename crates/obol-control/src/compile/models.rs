@@ -1,13 +1,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use obol_model::snapshot::{Model, Provider, ProviderKind, Target, TokenPrice};
-use obol_model::{ModelName, PerMillion, ProviderName};
+use obol_model::{ModelName, NanoUsd, PerMillion, ProviderName};
 
 use super::reader::{Fields, Reader, short, suggestion};
 use super::yaml::{Node, place};
 
 /// More than any model can produce; keeps the worst case of a reservation within what money can express.
 const MOST_OUTPUT: u64 = 10_000_000;
+/// In nano-USD.
+const USD: u64 = 1_000_000_000;
 
 impl Reader<'_> {
     /// The providers, and the names of those that are written wrongly as well: a reference to one of them is no
@@ -52,6 +54,19 @@ impl Reader<'_> {
             let nodes = fields.get("targets").map(|node| self.list(node, "`targets`")).unwrap_or_default();
             let targets: Vec<Target> =
                 nodes.iter().filter_map(|node| self.target(node, &what, providers)).collect();
+            if let (Some(most), Some(node)) = (max_output, fields.get("max_output"))
+                && targets.iter().any(|target| target.price.output.times(most) == NanoUsd::MAX)
+            {
+                let message = format!(
+                    "an answer of {most} tokens could cost more than {} USD",
+                    NanoUsd::MAX.nanos() / USD
+                );
+                self.fault(
+                    place(node),
+                    message,
+                    "lower `max_output`, or correct the price: it is per million tokens",
+                );
+            }
             if nodes.is_empty() {
                 let help = "add `targets: [{ provider: …, model: …, price: { input: …, output: … } }]`";
                 self.fault(fields.place, format!("{what} has no targets"), help);

@@ -2,9 +2,10 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::str::FromStr;
 
-use obol_model::{KeyRing, NanoUsd, WorkspaceId};
+use obol_model::{KeyId, NanoUsd, WorkspaceId};
 
 use super::yaml::{Node, Place, Value, place, scalar_text};
+use super::{CompileOptions, clear_text};
 use crate::Fault;
 use crate::sources::Sources;
 
@@ -15,13 +16,15 @@ pub(super) struct Reader<'a> {
     /// What relative paths start from.
     pub(super) folder: &'a Path,
     pub(super) text: &'a str,
-    pub(super) key_ring: Option<&'a KeyRing>,
-    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    /// Where secrets are looked up and how they are sealed; without it nobody looks at them.
+    pub(super) secrets: Option<&'a CompileOptions<'a>>,
     pub(super) sources: &'a mut Sources,
     /// Unknown until it was read; then the secrets cannot be sealed, and there is a fault.
     pub(super) workspace: Option<WorkspaceId>,
     pub(super) faults: Vec<Fault>,
     pub(super) warnings: Vec<Fault>,
+    /// See [`Compiled::keys`](crate::Compiled::keys).
+    pub(super) keys: Vec<(KeyId, Fault)>,
 }
 
 /// A mapping with a fixed set of fields.
@@ -51,7 +54,9 @@ impl Reader<'_> {
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
-        let (message, help) = (message.into(), Some(help.into()).filter(|h| !h.is_empty()));
+        // The one place through which everything goes that quotes what somebody wrote.
+        let message = clear_text::redacted(message.into());
+        let help = Some(help.into()).filter(|h| !h.is_empty()).map(clear_text::redacted);
         self.faults.push(Fault { file: self.file.clone(), line, column, message, help });
     }
 
@@ -101,7 +106,13 @@ impl Reader<'_> {
         let entries = self.entries(node, what);
         for (name, at, _) in &entries {
             if !known.contains(name) {
-                self.fault(*at, format!("{what} has no field `{}`", short(name)), suggestion(name, known));
+                let help = if *name == "headers" && known.contains(&"auth") {
+                    "the one header of your own is `auth: { header: { name: x-api-key, value: { secret: \"env:NAME\" } } }`"
+                        .to_owned()
+                } else {
+                    suggestion(name, known)
+                };
+                self.fault(*at, format!("{what} has no field `{}`", short(name)), help);
             }
         }
         Fields { place: place(node), entries }

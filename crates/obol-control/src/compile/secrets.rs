@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use obol_model::Secret;
 use obol_model::snapshot::{Auth, Sealed};
+use obol_model::{KeyRing, Secret};
 
 use super::reader::{Reader, short};
 use super::yaml::{Node, Place, Value, place};
@@ -25,7 +25,7 @@ const OURS: [&str; 10] = [
     "mcp-protocol-version",
 ];
 
-impl Reader<'_> {
+impl<'r> Reader<'r> {
     /// `{ bearer: { secret: … } }` or `{ header: { name: …, value: { secret: … } } }`.
     pub(super) fn auth(&mut self, node: &Node) -> Option<Auth> {
         let fields = self.fields(node, "`auth`", &["bearer", "header"]);
@@ -69,6 +69,8 @@ impl Reader<'_> {
             }
             let sealed = if matches!(value.value, Value::Map(_)) {
                 self.secret(value, &format!("`{name}`"), false)
+            } else if self.credential_in_variable(name, value) {
+                None
             } else {
                 let text = self.scalar(value, &format!("`{name}`"));
                 text.and_then(|text| self.seal(&Secret::new(text), place(value), false))
@@ -92,13 +94,16 @@ impl Reader<'_> {
         let at = place(source);
         let text = self.string(source, "`secret`")?;
         let value = match text.split_once(':') {
+            Some(("env" | "file" | "sealed", _)) if self.secrets.is_none() => {
+                return Some(Sealed(String::new()));
+            }
             Some(("env", name)) if name.starts_with("OBOL_") => {
                 // Whoever writes a workspace file must not be able to send our own credentials somewhere.
                 let help = "use a variable of another name; those of the gateway itself are out of reach";
                 self.fault(at, format!("a workspace file may not name `{}`", short(name)), help);
                 Err(())
             }
-            Some(("env", name)) => (self.env)(name).ok_or_else(|| {
+            Some(("env", name)) => self.secrets.and_then(|options| (options.env)(name)).ok_or_else(|| {
                 let help = "set it where control runs, or correct the name";
                 self.fault(at, format!("the environment variable `{}` is not set", short(name)), help);
             }),
@@ -128,19 +133,25 @@ impl Reader<'_> {
     fn sealed(&mut self, sealed: Sealed, at: Place) -> Option<Sealed> {
         let form = sealed.0.split('.').collect::<Vec<_>>();
         let well_formed = matches!(form.as_slice(), ["v1", id, data] if !id.is_empty() && !data.is_empty());
-        let opened = match (self.key_ring, &self.workspace) {
-            (Some(ring), Some(workspace)) => ring.open(workspace, &sealed).map(|_| ()),
-            _ if well_formed => Ok(()),
+        let opened = match (self.key_ring(), &self.workspace) {
+            (Some(ring), Some(workspace)) => ring.open(workspace, &sealed).map(Some),
+            _ if well_formed => Ok(None),
             _ => Err(obol_model::SealError::Damaged),
         };
         match opened {
-            Ok(()) => Some(sealed),
+            // Sealed again with the first key, as everything else: only then can an old key go.
+            Ok(Some(value)) => self.seal(&value, at, false),
+            Ok(None) => Some(sealed),
             Err(e) => {
                 let help = "seal it again for this workspace with a key of `OBOL_CREDENTIAL_KEY`";
                 self.fault(at, format!("the sealed secret cannot be used: {e}"), help);
                 None
             }
         }
+    }
+
+    fn key_ring(&self) -> Option<&'r KeyRing> {
+        self.secrets.and_then(|options| options.key_ring)
     }
 
     /// Without a key ring or a workspace there is nothing to seal with, and the result is not for publication.
@@ -159,7 +170,7 @@ impl Reader<'_> {
             self.fault(at, message, "correct the value where it is kept");
             return None;
         }
-        let (Some(ring), Some(workspace)) = (self.key_ring, &self.workspace) else {
+        let (Some(ring), Some(workspace)) = (self.key_ring(), &self.workspace) else {
             return Some(Sealed(String::new()));
         };
         match ring.seal(workspace, value) {

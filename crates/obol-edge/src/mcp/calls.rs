@@ -18,9 +18,10 @@ use tokio::time::Instant;
 
 use super::answer::{Answer, FRAMES, Frame};
 use super::inflight::InFlightCall;
+use super::lists::COLD_WAIT;
 use super::resolve::{Resolved, Unresolved};
 use super::session::Ctx;
-use super::{Mcp, refuse};
+use super::{Mcp, refuse, session};
 
 /// A request on its way to one upstream.
 struct Forward {
@@ -34,8 +35,10 @@ struct Forward {
     params: String,
     progress_token: Option<Box<RawValue>>,
     guard: Option<UsageGuard>,
-    /// The exposed URI that the session subscribes to once the upstream has agreed.
-    subscribe: Option<String>,
+    /// What the client calls the resource that it asks for.
+    uri: Option<String>,
+    /// Whether the session subscribes to it once the upstream has agreed.
+    subscribe: bool,
 }
 
 impl Mcp {
@@ -49,12 +52,15 @@ impl Mcp {
         let (raw_name, name) = required(&params, "name")?;
         let arguments = params.get("arguments").map_or("{}", RawValue::get);
         let found = self.resolve(&ctx, ListKind::Tools, &name).await.map_err(|e| match e {
-            Unresolved::Unknown => refuse::unknown_tool(&name),
+            Unresolved::Unknown => {
+                ctx.record_refused_connection("tools/call", prefix(&name));
+                refuse::unknown_tool(&name)
+            }
             Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
         })?;
         let allowed = found
             .item()
-            .filter(|item| ctx.may_use(ListKind::Tools, &found.connection, item, Some(arguments)))
+            .filter(|item| ctx.authorize("tools/call", ListKind::Tools, &found.connection, item, arguments))
             .ok_or_else(|| refuse::unknown_tool(&name))?;
         let tool = allowed.name.clone();
         let guard = self.begin_usage(&ctx, &found.connection, &tool)?;
@@ -80,7 +86,7 @@ impl Mcp {
         let start = Start {
             request_id: ctx.admitted.request_id,
             workspace_id: ctx.workspace().clone(),
-            key_id: ctx.admitted.key.key_id.clone(),
+            principal: ctx.admitted.identity.principal(),
             revision: ctx.admitted.publication.revision(),
             kind: UsageKind::ToolCall { connection: connection.clone(), tool: tool.to_owned() },
             price: Price::PerCall(price),
@@ -100,7 +106,8 @@ impl Mcp {
     ) -> Result<Answer, RpcError> {
         let (text, params) = object(params)?;
         let (raw_name, name) = required(&params, "name")?;
-        let found = self.resolve_prompt(&ctx, &name, params.get("arguments").map(RawValue::get)).await?;
+        let arguments = params.get("arguments").map_or("{}", RawValue::get);
+        let found = self.resolve_prompt(&ctx, "prompts/get", &name, arguments).await?;
         let prompt = found.item().map(|i| i.name.clone()).unwrap_or_default();
         let params_text = rename(text, raw_name, &prompt);
         let forward = Forward {
@@ -113,16 +120,20 @@ impl Mcp {
     async fn resolve_prompt(
         &self,
         ctx: &Ctx,
+        method: &str,
         name: &str,
-        arguments: Option<&str>,
+        arguments: &str,
     ) -> Result<Resolved, RpcError> {
         let found = self.resolve(ctx, ListKind::Prompts, name).await.map_err(|e| match e {
-            Unresolved::Unknown => refuse::unknown_prompt(name),
+            Unresolved::Unknown => {
+                ctx.record_refused_connection(method, prefix(name));
+                refuse::unknown_prompt(name)
+            }
             Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
         })?;
-        let allowed = found.item().is_some_and(|item| {
-            ctx.may_use(ListKind::Prompts, &found.connection, item, arguments.or(Some("{}")))
-        });
+        let allowed = found
+            .item()
+            .is_some_and(|item| ctx.authorize(method, ListKind::Prompts, &found.connection, item, arguments));
         if allowed { Ok(found) } else { Err(refuse::unknown_prompt(name)) }
     }
 
@@ -142,9 +153,8 @@ impl Mcp {
         id: &RawValue,
         params: Option<&RawValue>,
     ) -> Result<Answer, RpcError> {
-        let exposed = required(&object(params)?.1, "uri")?.1;
         let forward = Self::resource(ctx, id, "resources/subscribe", params)?;
-        Ok(self.forward(Forward { subscribe: Some(exposed), ..forward }))
+        Ok(self.forward(Forward { subscribe: true, ..forward }))
     }
 
     /// Only the session forgets the resource: the upstream session may be shared with others that still want it, and
@@ -180,16 +190,15 @@ impl Mcp {
         let (connection, source) = match reference.str("type").as_deref() {
             Some("ref/prompt") => {
                 let (raw, name) = required(&reference, "name")?;
-                let found = self.resolve_prompt(&ctx, &name, None).await?;
+                let found = self.resolve_prompt(&ctx, "completion/complete", &name, "{}").await?;
                 let prompt = found.item().map(|i| i.name.as_str()).unwrap_or_default();
                 splice.replace(raw, quoted(prompt));
                 (found.connection, found.source)
             }
             Some("ref/resource") => {
                 let (raw, uri) = required(&reference, "uri")?;
-                let (connection, source, inner) =
-                    ctx.resolve_uri(&uri).ok_or_else(|| refuse::unknown_resource(&uri))?;
-                if !ctx.may_read(&connection, inner) {
+                let (connection, source, inner) = ctx.readable("completion/complete", &uri)?;
+                if !self.offers(&ctx, &connection, &source, inner).await? {
                     return Err(refuse::unknown_resource(&uri));
                 }
                 splice.replace(raw, quoted(inner));
@@ -206,9 +215,31 @@ impl Mcp {
             params: splice.finish(),
             progress_token: progress_token(&params),
             guard: None,
-            subscribe: None,
+            uri: None,
+            subscribe: false,
         };
         Ok(self.forward(forward))
+    }
+
+    /// Whether a connection lists this resource or template. Completion is for what is listed: an upstream that completes
+    /// anything would else tell a denied template from one that does not exist.
+    async fn offers(
+        &self,
+        ctx: &Ctx,
+        connection: &ConnectionName,
+        source: &Source,
+        uri: &str,
+    ) -> Result<bool, RpcError> {
+        let deadline = Instant::now() + COLD_WAIT;
+        for kind in [ListKind::ResourceTemplates, ListKind::Resources] {
+            let listing = self.catalogue.get(source, kind, deadline).await;
+            let listing =
+                listing.map_err(|e| refuse::upstream(&e, connection.as_str(), ctx.admitted.request_id))?;
+            if listing.named(uri).is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn resource(
@@ -219,11 +250,7 @@ impl Mcp {
     ) -> Result<Forward, RpcError> {
         let (text, params) = object(params)?;
         let (raw, uri) = required(&params, "uri")?;
-        let (connection, source, inner) =
-            ctx.resolve_uri(&uri).ok_or_else(|| refuse::unknown_resource(&uri))?;
-        if !ctx.may_read(&connection, inner) {
-            return Err(refuse::unknown_resource(&uri));
-        }
+        let (connection, source, inner) = ctx.readable(method, &uri)?;
         let params_text = rename(text, raw, inner);
         Ok(Forward {
             ctx,
@@ -234,7 +261,8 @@ impl Mcp {
             params: params_text,
             progress_token: progress_token(&params),
             guard: None,
-            subscribe: None,
+            uri: Some(uri),
+            subscribe: false,
         })
     }
 
@@ -259,6 +287,10 @@ impl Mcp {
         };
         let (outcome, bytes) = match ended {
             // Cancelled: no answer is sent (utilities/cancellation, "Behavior Requirements").
+            None if entry.session_ended() => {
+                let error = session::ended(forward.ctx.admitted.request_id);
+                (Outcome::Partial, Some(wire::error_response(Some(&forward.id), &error)))
+            }
             None => (Outcome::Partial, None),
             Some(Ok((outcome, bytes))) => (outcome, Some(bytes)),
             Some(Err(e)) => {
@@ -308,7 +340,8 @@ impl Mcp {
             let event = tokio::select! {
                 biased;
                 () = entry.cancelled.cancelled() => {
-                    exchange.cancel(Some("cancelled by the client")).await;
+                    let ended = entry.session_ended();
+                    exchange.cancel(Some(if ended { "session ended" } else { "cancelled by the client" })).await;
                     return None;
                 }
                 event = exchange.next() => event,
@@ -326,6 +359,11 @@ impl Mcp {
                     let Some(text) = text else {
                         return Some(Err(CallError::Protocol { reason: "its error is no object" }));
                     };
+                    if let Some(uri) = forward.uri.as_deref().filter(|_| is_not_found(text)) {
+                        // In the words that a denied one gets, so that the two cannot be told apart (DESIGN §8.4).
+                        let error = refuse::unknown_resource(uri);
+                        return Some(Ok((Outcome::Error, wire::error_response(Some(&forward.id), &error))));
+                    }
                     return Some(Ok((Outcome::Error, wire::raw_error_response(&forward.id, text))));
                 }
                 Some(Err(e)) => return Some(Err(e)),
@@ -337,7 +375,7 @@ impl Mcp {
     async fn result(&self, forward: &Forward, bytes: &Bytes) -> Result<(Outcome, Bytes), CallError> {
         let text = std::str::from_utf8(bytes)
             .map_err(|_| CallError::Protocol { reason: "its result is no text" })?;
-        if let Some(uri) = &forward.subscribe {
+        if let (true, Some(uri)) = (forward.subscribe, &forward.uri) {
             let saved = self.change_session(&forward.ctx, |record| {
                 record.subscriptions.insert(uri.clone());
             });
@@ -371,6 +409,37 @@ impl Mcp {
     }
 }
 
+impl Ctx {
+    /// Where an exposed URI leads, when the caller may read it now; on the record.
+    fn readable<'a>(
+        &self,
+        method: &str,
+        uri: &'a str,
+    ) -> Result<(ConnectionName, Source, &'a str), RpcError> {
+        let Some(found) = self.resolve_uri(uri) else {
+            self.record_refused_connection(method, uri.split_once('+').map(|(connection, _)| connection));
+            return Err(refuse::unknown_resource(uri));
+        };
+        if self.authorize_read(method, &found.0, found.2) {
+            Ok(found)
+        } else {
+            Err(refuse::unknown_resource(uri))
+        }
+    }
+}
+
+/// Whether the error of an upstream says that there is no such resource (server/resources, "Error Handling").
+fn is_not_found(error: &str) -> bool {
+    let code =
+        Object::parse(error).ok().and_then(|error| error.get("code").map(|code| code.get().to_owned()));
+    code.is_some_and(|code| code == RpcError::RESOURCE_NOT_FOUND.to_string())
+}
+
+/// What may be the connection of an exposed name.
+fn prefix(name: &str) -> Option<&str> {
+    name.split_once("__").map(|(connection, _)| connection)
+}
+
 fn session_lost(error: &SessionError, ctx: &Ctx) -> RpcError {
     let message = "the session could not be changed";
     refuse::rpc(error.kind(), "session_store", message, Some(ctx.admitted.request_id))
@@ -387,7 +456,8 @@ impl Forward {
             params,
             progress_token: None,
             guard: None,
-            subscribe: None,
+            uri: None,
+            subscribe: false,
         }
     }
 

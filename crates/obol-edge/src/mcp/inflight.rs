@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use obol_model::SessionId;
 use parking_lot::Mutex;
@@ -14,6 +15,14 @@ pub(super) struct InFlightCall {
     session: SessionId,
     serial: u64,
     pub(super) cancelled: CancellationToken,
+    session_ended: Arc<AtomicBool>,
+}
+
+impl InFlightCall {
+    /// Whether it was cancelled because its session ended; otherwise the client did it.
+    pub(super) fn session_ended(&self) -> bool {
+        self.session_ended.load(Ordering::Acquire)
+    }
 }
 
 /// The calls of all sessions.
@@ -34,6 +43,7 @@ struct Entry {
     /// The client's id as it spelled it: `1` and `"1"` are two ids.
     id: String,
     token: CancellationToken,
+    session_ended: Arc<AtomicBool>,
 }
 
 impl InFlight {
@@ -43,9 +53,11 @@ impl InFlight {
         let mut table = self.inner.lock();
         table.next += 1;
         let serial = table.next;
-        let entry = Entry { serial, id: id.to_owned(), token: token.clone() };
+        let session_ended = Arc::<AtomicBool>::default();
+        let entry =
+            Entry { serial, id: id.to_owned(), token: token.clone(), session_ended: session_ended.clone() };
         table.calls.entry(session).or_default().push(entry);
-        InFlightCall { table: self.clone(), session, serial, cancelled: token }
+        InFlightCall { table: self.clone(), session, serial, cancelled: token, session_ended }
     }
 
     /// Cancels the call that `id` names. One that is unknown or finished is ignored, and one that is ambiguous (a
@@ -58,9 +70,10 @@ impl InFlight {
         }
     }
 
-    /// Cancels everything of a session that was deleted.
+    /// Cancels everything of a session that has ended.
     pub(super) fn cancel_all(&self, session: SessionId) {
         for entry in self.inner.lock().calls.get(&session).into_iter().flatten() {
+            entry.session_ended.store(true, Ordering::Release);
             entry.token.cancel();
         }
     }
@@ -93,7 +106,7 @@ mod tests {
         let (a, b) = (table.enter(ours, "1"), table.enter(ours, "\"1\""));
         let foreign = table.enter(other, "1");
         table.cancel(ours, "1");
-        assert!(a.cancelled.is_cancelled());
+        assert!(a.cancelled.is_cancelled() && !a.session_ended());
         assert!(!b.cancelled.is_cancelled() && !foreign.cancelled.is_cancelled());
         table.cancel(ours, "7");
         drop(a);
@@ -109,7 +122,7 @@ mod tests {
         table.cancel(ours, "1");
         assert!(calls.iter().all(|c| !c.cancelled.is_cancelled()));
         table.cancel_all(ours);
-        assert!(calls.iter().all(|c| c.cancelled.is_cancelled()));
+        assert!(calls.iter().all(|c| c.cancelled.is_cancelled() && c.session_ended()));
         drop(calls);
         assert!(table.inner.lock().calls.is_empty());
     }

@@ -39,9 +39,9 @@ impl Mcp {
         }
         let (version, text) = ProtocolVersion::negotiate(&requested);
         let new = NewSession {
-            workspace_id: admitted.key.workspace_id.clone(),
-            key_id: admitted.key.key_id.clone(),
-            principal: admitted.key.principal(),
+            workspace_id: admitted.identity.workspace_id().clone(),
+            key_id: admitted.identity.key_id().cloned(),
+            principal: admitted.identity.principal(),
             protocol_version: text.to_owned(),
             client_info: params.get("clientInfo").map(ToOwned::to_owned),
             client_capabilities: params.get("capabilities").map(ToOwned::to_owned),
@@ -52,7 +52,7 @@ impl Mcp {
         };
         tracing::info!(
             workspace = %record.workspace_id,
-            key = %record.key_id,
+            principal = %record.principal,
             session_last4 = record.session_id.last4(),
             protocol = text,
             "session created"
@@ -126,6 +126,6 @@ fn visible<'a>(
 ) -> Vec<&'a ConnectionName> {
     let all = admitted.publication.compiled.connections.keys();
     all.filter(|name| view.is_none_or(|v| v == *name))
-        .filter(|name| session::may_connect(admitted, client, name))
+        .filter(|name| session::authorize_connect(admitted, client, "initialize", name))
         .collect()
 }

@@ -1,6 +1,6 @@
 //! Lists of many connections as one (DESIGN §9.3): merged, sorted, filtered by policy, partial when an upstream is away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::future::join_all;
-use obol_authz::{Action, Resource};
 use obol_mcp::catalogue::{Item, Listing};
 use obol_mcp::pool::ListKind;
 use obol_mcp::wire::{Object, RpcError};
@@ -18,6 +17,7 @@ use tokio::time::Instant;
 
 use super::session::Ctx;
 use super::{Mcp, refuse};
+use crate::audit;
 
 /// Longest wait for connections of which nothing is known yet (DESIGN §9.3).
 pub(super) const COLD_WAIT: Duration = Duration::from_secs(5);
@@ -51,6 +51,8 @@ impl Mcp {
         };
         let gathered = self.gather(ctx, kind, Instant::now() + COLD_WAIT).await;
         let items = gathered.visible(ctx, kind);
+        let (session, hidden) = (ctx.session.session_id, gathered.offered() - items.len());
+        audit::listed(&ctx.admitted, Some(session), method, items.len(), hidden);
         let version = version(ctx, &items);
         let start = match cursor {
             Some(cursor) if cursor.version != version => {
@@ -66,8 +68,7 @@ impl Mcp {
 
     /// Asks all connections that may be listed at once; what is not there by `deadline` is left out.
     pub(super) async fn gather(&self, ctx: &Ctx, kind: ListKind, deadline: Instant) -> Gathered {
-        let listable =
-            ctx.connections().filter(|(name, _)| ctx.may(Action::List, Resource::Connection(name), None));
+        let listable = ctx.connections().filter(|(name, _)| ctx.may_list(name));
         let asked = listable.map(|(name, source)| async move {
             (name.clone(), self.catalogue.get_soon(&source, kind, deadline).await)
         });
@@ -87,36 +88,63 @@ impl Mcp {
 }
 
 impl Gathered {
+    /// How much there is, seen or not.
+    fn offered(&self) -> usize {
+        self.listings.iter().map(|(_, listing)| listing.items().len()).sum()
+    }
+
     /// Whether a connection is missing from it.
     pub(super) fn is_partial(&self) -> bool {
         !self.unavailable.is_empty()
     }
 
-    /// A digest of what the caller sees.
-    pub(super) fn digest(&self, ctx: &Ctx, kind: ListKind) -> u64 {
-        digest(&self.visible(ctx, kind))
+    /// Digests of what the caller sees. A connection that is away has not changed its list: it counts as `before`.
+    pub(super) fn digests(&self, ctx: &Ctx, kind: ListKind, before: Option<&Digests>) -> Digests {
+        let mut hashers: BTreeMap<ConnectionName, DefaultHasher> = BTreeMap::new();
+        for (connection, item) in self.visible_of_each(ctx, kind) {
+            item.text.hash(hashers.entry(connection.clone()).or_default());
+        }
+        let mut digests =
+            Digests(hashers.into_iter().map(|(name, hasher)| (name, hasher.finish())).collect());
+        for away in &self.unavailable {
+            if let Some(digest) = before.and_then(|before| before.0.get(away)) {
+                digests.0.insert(away.clone(), *digest);
+            }
+        }
+        digests
     }
 
     /// What the caller may use, sorted by exposed name. A name that two connections give is hidden, and reported.
     fn visible(&self, ctx: &Ctx, kind: ListKind) -> Vec<&Item> {
+        let mut items: Vec<&Item> =
+            self.visible_of_each(ctx, kind).into_iter().map(|(_, item)| item).collect();
+        items.sort_unstable_by(|a, b| a.exposed.cmp(&b.exposed));
+        items
+    }
+
+    /// The same in the order of the connections.
+    fn visible_of_each(&self, ctx: &Ctx, kind: ListKind) -> Vec<(&ConnectionName, &Item)> {
         let mut seen: HashMap<&str, bool> = HashMap::new();
         for item in self.listings.iter().flat_map(|(_, l)| l.items()) {
             seen.entry(&item.exposed).and_modify(|twice| *twice = true).or_insert(false);
         }
-        let mut items: Vec<&Item> = Vec::new();
+        let mut items = Vec::new();
         for (connection, listing) in &self.listings {
             for item in listing.items() {
                 if seen.get(item.exposed.as_str()) == Some(&true) {
                     tracing::warn!(%connection, name = item.exposed, "name of two connections, both are hidden");
-                } else if ctx.may_use(kind, connection, item, None) {
-                    items.push(item);
+                } else if ctx.may_see(kind, connection, item) {
+                    items.push((connection, item));
                 }
             }
         }
-        items.sort_unstable_by(|a, b| a.exposed.cmp(&b.exposed));
         items
     }
 }
+
+/// What a caller sees of each connection, names and definitions; those of which it sees nothing are not there.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Digests(BTreeMap<ConnectionName, u64>);
 
 /// Equal on every replica that sees the same list under the same publication.
 fn version(ctx: &Ctx, items: &[&Item]) -> u64 {

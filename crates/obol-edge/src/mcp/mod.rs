@@ -2,6 +2,7 @@
 
 mod answer;
 mod calls;
+mod elsewhere;
 mod inflight;
 mod initialize;
 mod listen;
@@ -10,7 +11,7 @@ mod negotiate;
 mod refuse;
 mod resolve;
 mod session;
-mod spelling;
+pub(crate) mod spelling;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,18 +22,21 @@ use bytes::Bytes;
 use futures::future::join_all;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use obol_auth::oauth::Target;
 use obol_drain::{Drain, Tasks};
 use obol_mcp::catalogue::Catalogue;
 use obol_mcp::pool::Pool;
 use obol_mcp::wire::{self, Incoming, Message, Object, ProtocolVersion, RpcError, WireError};
 use obol_meter::Meter;
 use obol_model::{ConnectionName, Kind, RequestId, metric};
+use obol_peer::Peers;
 use obol_session::Sessions;
 use serde_json::value::RawValue;
 
-use crate::failure::{self, Refusal};
+use crate::failure::Refusal;
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
+use crate::stamp::Stamp;
 
 use answer::Answer;
 use inflight::InFlight;
@@ -51,6 +55,7 @@ pub(crate) struct Mcp {
     sessions: Arc<Sessions>,
     pool: Arc<Pool>,
     catalogue: Arc<Catalogue>,
+    peers: Arc<Peers>,
     meter: Meter,
     drain: Drain,
     inflight: InFlight,
@@ -65,6 +70,7 @@ impl Mcp {
             sessions: parts.sessions,
             pool: parts.pool,
             catalogue: parts.catalogue,
+            peers: parts.peers,
             meter: parts.meter,
             drain: parts.drain,
             inflight: InFlight::default(),
@@ -97,11 +103,13 @@ async fn serve(mcp: Arc<Mcp>, view: Option<String>, request: Request) -> Respons
         return (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "GET, POST, DELETE, OPTIONS")])
             .into_response();
     }
-    let admitted = match mcp.front.admit(request.headers(), false).await {
+    let named: Option<ConnectionName> = view.as_deref().and_then(|name| name.parse().ok());
+    let target = named.as_ref().map_or(Target::Mcp, Target::Connection);
+    let admitted = match mcp.front.admit(request.headers(), target).await {
         Ok(admitted) => admitted,
         Err(refusal) => return refuse::http(&refusal, None),
     };
-    let request_id = failure::request_id_header(admitted.request_id);
+    let stamp = Stamp::of(&admitted);
     let mut response = match view.map(|v| visible_view(&admitted, &v)).transpose() {
         Err(refusal) => refuse::http(&refusal, None),
         Ok(view) => match method {
@@ -110,7 +118,7 @@ async fn serve(mcp: Arc<Mcp>, view: Option<String>, request: Request) -> Respons
             _ => mcp.delete(&admitted, request.headers()).await,
         },
     };
-    response.headers_mut().insert("x-request-id", request_id);
+    stamp.put(&mut response);
     response
 }
 
@@ -119,7 +127,7 @@ fn visible_view(admitted: &Admitted, name: &str) -> Result<ConnectionName, Refus
     name.parse()
         .ok()
         .filter(|name| admitted.publication.compiled.connections.contains_key(name))
-        .filter(|name| session::may_connect(admitted, None, name))
+        .filter(|name| session::authorize_view(admitted, name))
         .ok_or_else(|| Refusal::new(Kind::NotFound, "no_such_connection", "there is no such connection"))
 }
 
@@ -309,9 +317,9 @@ impl Mcp {
                 "this request needs a session: send `initialize` first and its `Mcp-Session-Id` from then on";
             Refusal::new(Kind::InvalidRequest, "session_required", message)
         })?;
-        let principal = admitted.key.principal();
+        let principal = admitted.identity.principal();
         let caller = obol_session::Caller {
-            workspace_id: &admitted.key.workspace_id,
+            workspace_id: admitted.identity.workspace_id(),
             principal: &principal,
             binding: admitted.publication.workspace.session_binding,
         };
@@ -336,7 +344,7 @@ impl Mcp {
             },
         };
         let client = session::client_name(session.client_info.as_deref());
-        Ok(Ctx { admitted, session: Arc::new(session), version, view, client })
+        Ok(Ctx { admitted, session: Arc::new(self.sessions.hold(session)), version, view, client })
     }
 
     async fn delete(&self, admitted: &Admitted, headers: &HeaderMap) -> Response {
@@ -348,9 +356,9 @@ impl Mcp {
             );
             return refuse::http(&refusal, None);
         };
-        let principal = admitted.key.principal();
+        let principal = admitted.identity.principal();
         let caller = obol_session::Caller {
-            workspace_id: &admitted.key.workspace_id,
+            workspace_id: admitted.identity.workspace_id(),
             principal: &principal,
             binding: admitted.publication.workspace.session_binding,
         };
@@ -358,7 +366,8 @@ impl Mcp {
         match self.sessions.delete(text, &caller).await {
             Ok(()) => {
                 if let Ok(id) = text.parse() {
-                    self.end_session(&admitted.key.workspace_id, id);
+                    self.end_session(admitted.identity.workspace_id(), id);
+                    self.end_session_elsewhere(admitted.identity.workspace_id(), id).await;
                 }
                 StatusCode::NO_CONTENT.into_response()
             }

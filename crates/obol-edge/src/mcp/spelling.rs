@@ -13,7 +13,7 @@ const MAX_SPELLINGS: usize = 6;
 
 /// `uri` and its other spellings: dot segments and the case of the host resolved, percent-encoding decoded, and so on
 /// until nothing changes. `None` when there are too many.
-pub(super) fn spellings(uri: &str) -> Option<Vec<Cow<'_, str>>> {
+pub fn spellings(uri: &str) -> Option<Vec<Cow<'_, str>>> {
     let mut all: Vec<Cow<'_, str>> = vec![Cow::Borrowed(uri)];
     let mut at = 0;
     while let Some(current) = all.get(at).cloned() {

@@ -103,6 +103,9 @@ pub enum ListKind {
 }
 
 impl ListKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Tools, Self::Resources, Self::ResourceTemplates, Self::Prompts];
+
     /// The method that lists it.
     pub fn method(self) -> &'static str {
         match self {

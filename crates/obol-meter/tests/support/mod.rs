@@ -6,8 +6,8 @@ use std::sync::Arc;
 use obol_meter::{Price, Start};
 use obol_model::snapshot::TokenPrice;
 use obol_model::{
-    Clock, ManualClock, NanoUsd, Outcome, PerMillion, ReplicaId, RequestId, Revision, Tokens, UsageEvent,
-    UsageKind,
+    Clock, ManualClock, NanoUsd, Outcome, PerMillion, Principal, ReplicaId, RequestId, Revision, Tokens,
+    UsageEvent, UsageKind,
 };
 
 pub(crate) fn clock() -> Arc<dyn Clock> {
@@ -17,7 +17,7 @@ pub(crate) fn clock() -> Arc<dyn Clock> {
 pub(crate) fn tool(price: u64) -> Start {
     Start {
         workspace_id: "acme".parse().unwrap(),
-        key_id: "k1".parse().unwrap(),
+        principal: Principal::Key("k1".parse().unwrap()),
         revision: Revision { epoch: 1, number: 7 },
         kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },
         price: Price::PerCall(NanoUsd::new(price)),
@@ -48,7 +48,7 @@ pub(crate) fn event(workspace: &str, cost: u64) -> UsageEvent {
         schema_version: UsageEvent::SCHEMA,
         event_id: RequestId::new(),
         workspace_id: workspace.parse().unwrap(),
-        key_id: "k1".parse().unwrap(),
+        principal: Principal::Key("k1".parse().unwrap()),
         replica: ReplicaId::generate(),
         revision: Revision { epoch: 1, number: 7 },
         kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },

@@ -1,17 +1,26 @@
--- Reads a session and renews its life, if it exists and belongs to the caller. Never creates one.
+-- Renews the life of a session, if it exists and belongs to the caller, and reads one field. Never creates one.
 -- KEYS[1] sess:{ID}
--- ARGV    workspace, principal, whether keys of the workspace share sessions (0 or 1), now (ms), life (ms)
--- Answers {0 absent | 1 found | 2 of another workspace | 3 of another principal, record, rev}.
-local found = redis.call('HMGET', KEYS[1], 'record', 'rev', 'workspace', 'principal')
+-- ARGV    workspace, principal, whether principals of the workspace share sessions (0 or 1), now (ms), life (ms), field
+-- Answers {0 absent | 1 found | 2 of another workspace | 3 of another principal, the field, rev, place}: `place` is until
+-- when the place of the session has to last from now on (ms), or 0 when the one that it has outlives it.
+local found = redis.call('HMGET', KEYS[1], 'workspace', 'principal', 'rev', 'place', ARGV[6])
 if not found[1] then
-  return {0, '', 0}
+  return {0, '', 0, 0}
 end
-if found[3] ~= ARGV[1] then
-  return {2, '', 0}
+if found[1] ~= ARGV[1] then
+  return {2, '', 0, 0}
 end
-if found[4] ~= ARGV[2] and ARGV[3] ~= '1' then
-  return {3, '', 0}
+if found[2] ~= ARGV[2] and ARGV[3] ~= '1' then
+  return {3, '', 0, 0}
 end
-redis.call('HSET', KEYS[1], 'last_seen', ARGV[4])
+local time = redis.call('TIME')
+local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[5]
+local place = 0
+if ends > tonumber(found[4] or 0) then
+  place = ends + math.floor(ARGV[5] / 10)
+  redis.call('HSET', KEYS[1], 'last_seen', ARGV[4], 'place', place)
+else
+  redis.call('HSET', KEYS[1], 'last_seen', ARGV[4])
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-return {1, found[1], found[2]}
+return {1, found[5] or '', found[3], place}

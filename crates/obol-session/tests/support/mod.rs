@@ -9,7 +9,7 @@ use obol_model::snapshot::SessionBinding;
 use obol_model::{Clock, ManualClock, Principal, SystemClock, WorkspaceId};
 use obol_redis::{Redis, RedisOptions};
 use obol_session::{
-    Caller, EmbeddedSessions, NewSession, RedisSessions, SessionOptions, SessionStore, Sessions,
+    Caller, EmbeddedSessions, NewSession, Owner, RedisSessions, SessionOptions, SessionStore, Sessions,
 };
 use obol_testkit::redis::RedisServer;
 
@@ -45,8 +45,13 @@ impl Fixture {
     }
 
     fn new(store: Arc<dyn SessionStore>, clock: Arc<dyn Clock>, time: Time) -> Self {
-        let options = SessionOptions { ttl: TTL, max_per_principal: LIMIT };
+        let options = SessionOptions { ttl: TTL, unused_ttl: None, max_per_principal: LIMIT };
         Self { sessions: Sessions::new(store.clone(), clock.clone(), options), store, clock, time }
+    }
+
+    /// The same store with other bounds.
+    pub(crate) fn with(&self, options: SessionOptions) -> Sessions {
+        Sessions::new(self.store.clone(), self.clock.clone(), options)
     }
 
     pub(crate) fn server(&self) -> Option<&RedisServer> {
@@ -65,7 +70,9 @@ impl Fixture {
         };
         let by = i64::try_from(by.as_millis()).unwrap();
         for key in server.keys("*").await {
-            if key.starts_with("sess-of:") {
+            if key.starts_with("sess:") {
+                server.cli(&["HINCRBY", &key, "place", &(-by).to_string()]).await;
+            } else {
                 for id in server.query::<Vec<String>>(&["ZRANGE", &key, "0", "-1"]).await {
                     server.cli(&["ZINCRBY", &key, &(-by).to_string(), &id]).await;
                 }
@@ -107,10 +114,14 @@ impl Who {
         Caller { workspace_id: &self.workspace_id, principal: &self.principal, binding: self.binding }
     }
 
+    pub(crate) fn owner(&self) -> Owner<'_> {
+        Owner { workspace_id: &self.workspace_id, principal: &self.principal }
+    }
+
     pub(crate) fn new_session(&self) -> NewSession {
         NewSession {
             workspace_id: self.workspace_id.clone(),
-            key_id: "k1".parse().unwrap(),
+            key_id: Some("k1".parse().unwrap()),
             principal: self.principal.clone(),
             protocol_version: "2025-11-25".into(),
             client_info: None,

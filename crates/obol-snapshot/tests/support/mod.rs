@@ -37,6 +37,7 @@ pub fn documents(id: &str, number: u64, environment: &str) -> Documents {
         revision: revision(number),
         environment: environment.into(),
         frozen: false,
+        expose_revision: false,
         session_binding: SessionBinding::default(),
         connections: BTreeMap::new(),
         providers: BTreeMap::new(),

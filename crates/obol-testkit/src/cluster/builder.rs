@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use tokio::net::TcpListener;
 
 use crate::Failure;
+use crate::redis_kind::AnyRedis;
 
 use super::Cluster;
 
@@ -14,6 +15,7 @@ use super::Cluster;
 pub struct Builder {
     pub(super) obol: PathBuf,
     pub(super) replicas: usize,
+    pub(super) redis: Option<AnyRedis>,
     pub(super) redis_url: Option<String>,
     pub(super) gateway_redis_url: Option<String>,
     pub(super) log: String,
@@ -30,6 +32,7 @@ impl Builder {
         Self {
             obol,
             replicas: 3,
+            redis: None,
             redis_url: None,
             gateway_redis_url: None,
             log: "info".to_owned(),
@@ -49,7 +52,14 @@ impl Builder {
         self
     }
 
-    /// Uses this Redis instead of starting one.
+    /// Uses this Redis instead of starting a single server, and ends it with everything else.
+    #[must_use]
+    pub fn redis(mut self, redis: impl Into<AnyRedis>) -> Self {
+        self.redis = Some(redis.into());
+        self
+    }
+
+    /// Uses the Redis at this URL instead of starting one.
     #[must_use]
     pub fn redis_url(mut self, url: &str) -> Self {
         self.redis_url = Some(url.to_owned());

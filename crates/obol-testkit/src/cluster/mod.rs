@@ -22,6 +22,7 @@ use crate::answer::origin;
 use crate::balancer::Balancer;
 use crate::process::{Proc, Spec, Stream, built_binary};
 use crate::redis::RedisServer;
+use crate::redis_kind::AnyRedis;
 
 pub use self::builder::Builder;
 
@@ -36,7 +37,7 @@ pub struct Cluster {
     balancer: Balancer,
     replicas: RwLock<Vec<Arc<Replica>>>,
     control: RwLock<Arc<Proc>>,
-    redis: Option<RedisServer>,
+    redis: Option<AnyRedis>,
     settings: Settings,
     runs: AtomicUsize,
     making_keys: tokio::sync::Mutex<()>,
@@ -50,6 +51,8 @@ pub struct Replica {
     pub public: SocketAddr,
     /// Where probes, metrics and operators connect.
     pub admin: SocketAddr,
+    /// Where other replicas connect; `None` when it was told not to (`OBOL_PEER_LISTEN` set to nothing).
+    pub peer: Option<SocketAddr>,
     /// The process.
     pub process: Proc,
 }
@@ -77,11 +80,12 @@ impl Cluster {
         for (file, text) in &builder.workspaces {
             write_whole(&dir.path().join("workspaces").join(file), text)?;
         }
-        let redis = match builder.redis_url {
-            Some(_) => None,
-            None => Some(RedisServer::try_start(&[]).await?),
+        let redis = match (builder.redis, &builder.redis_url) {
+            (Some(redis), _) => Some(redis),
+            (None, Some(_)) => None,
+            (None, None) => Some(AnyRedis::try_start().await?),
         };
-        let redis_url = redis.as_ref().map(RedisServer::url).or(builder.redis_url).unwrap_or_default();
+        let redis_url = redis.as_ref().map(AnyRedis::url).or(builder.redis_url).unwrap_or_default();
         let mut env = secrets();
         env.insert("OBOL_LOG".to_owned(), builder.log);
         env.extend(builder.env);
@@ -163,11 +167,22 @@ impl Cluster {
         self.control.read().clone()
     }
 
-    /// The Redis that was started for it.
+    /// The one Redis server that was started for it.
+    ///
+    /// # Panics
+    /// When it was given a URL or a Redis of another kind instead.
+    pub fn redis(&self) -> &RedisServer {
+        match &self.redis {
+            Some(AnyRedis::Single(redis)) => redis,
+            _ => panic!("this cluster has no Redis of its own that is a single server"),
+        }
+    }
+
+    /// The Redis that ends with it, of whatever kind.
     ///
     /// # Panics
     /// When it was given a URL instead.
-    pub fn redis(&self) -> &RedisServer {
+    pub fn any_redis(&self) -> &AnyRedis {
         self.redis.as_ref().expect("this cluster was given a Redis URL")
     }
 
@@ -302,6 +317,9 @@ impl Cluster {
     }
 
     async fn published_keys(&self) -> Result<BTreeSet<String>, Failure> {
+        if let Some(redis) = &self.redis {
+            return Ok(redis.keys("key:*").await);
+        }
         let failed = |why: ::redis::RedisError| Failure::new(format!("cannot ask Redis for keys: {why}"));
         let client = ::redis::Client::open(self.redis_url()).map_err(failed)?;
         let mut connection = client.get_multiplexed_async_connection().await.map_err(failed)?;

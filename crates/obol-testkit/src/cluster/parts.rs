@@ -74,6 +74,7 @@ pub(super) async fn start_replica(
         .command(&format!("obol run (replica {index})"), &settings.gateway_redis_url)
         .env("OBOL_LISTEN", "127.0.0.1:0")
         .env("OBOL_ADMIN_LISTEN", "127.0.0.1:0")
+        .env("OBOL_PEER_LISTEN", "127.0.0.1:0")
         .envs(&settings.env)
         .envs(&settings.gateway_env)
         .arg("run")
@@ -81,7 +82,12 @@ pub(super) async fn start_replica(
         .try_spawn()?;
     let public = listener(&process, "listening public http://").await?;
     let admin = listener(&process, "listening admin http://").await?;
-    Ok(Replica { public, admin, process })
+    // Printed before the public one.
+    let peer = process
+        .lines()
+        .iter()
+        .find_map(|line| line.strip_prefix("listening peer http://")?.trim().parse().ok());
+    Ok(Replica { public, admin, peer, process })
 }
 
 async fn listener(process: &Proc, prefix: &str) -> Result<SocketAddr, Failure> {

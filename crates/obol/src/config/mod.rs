@@ -3,6 +3,8 @@
 //! [`Environment`] is raw, [`Run`], [`Control`] and [`Dev`] are validated. Nothing outside this module knows the name
 //! of a variable, and libraries never read the environment at all.
 
+mod oauth;
+mod operator;
 mod problem;
 mod read;
 mod show;
@@ -17,15 +19,21 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use obol_auth::oauth::OAuthOptions;
+use obol_edge::AdminToken;
 use obol_model::{KeyRing, Secret};
 use tracing_subscriber::filter::Targets;
+use url::Url;
 
+pub use obol_redis::RedisUrl;
+
+pub use self::operator::{Operator, StoreAt};
 pub use self::problem::{Problem, Problems, Unknown};
 use self::read::Reader;
 use self::show::Source;
 pub use self::show::{Effective, reference};
 use self::table::{ALL, Shape, Variable};
-pub use self::value::{LogFormat, RedisUrl, ServiceJwt};
+pub use self::value::{LogFormat, ServiceJwt};
 
 const PREFIX: &str = "OBOL_";
 
@@ -42,6 +50,10 @@ pub enum Subcommand {
     Check,
     /// `obol key`
     Key,
+    /// `obol publish`
+    Publish,
+    /// `obol workspace`
+    Workspace,
 }
 
 impl fmt::Display for Subcommand {
@@ -52,6 +64,8 @@ impl fmt::Display for Subcommand {
             Self::Dev => "dev",
             Self::Check => "check",
             Self::Key => "key",
+            Self::Publish => "publish",
+            Self::Workspace => "workspace",
         })
     }
 }
@@ -169,6 +183,8 @@ pub struct Gateway {
     pub admin_listen: SocketAddr,
     /// Idle timeout of an MCP session.
     pub session_ttl: Duration,
+    /// Life of an MCP session that was never used; `None` is as long as any other.
+    pub session_unused_ttl: Option<Duration>,
     /// The most live MCP sessions of one principal.
     pub session_max_per_principal: NonZeroUsize,
     /// Longest life of a key in memory.
@@ -177,8 +193,14 @@ pub struct Gateway {
     pub drain_timeout: Duration,
     /// Bound of the upstream phase of one request.
     pub upstream_timeout: Duration,
-    /// What signs service JWTs; `None` turns `/internal/reload` off.
+    /// What signs and verifies service JWTs; `None` turns everything off that needs them.
     pub service_jwt: Option<ServiceJwt>,
+    /// The credential of operators; `None` turns `/admin` off.
+    pub admin_token: Option<AdminToken>,
+    /// What access tokens are judged by; `None` without OAuth.
+    pub oauth: Option<OAuthOptions>,
+    /// The channel between replicas; `None` without one.
+    pub peer: Option<Peer>,
     /// Origins that may call from browsers, as browsers send them; `None` is loopback ones on a loopback listener and
     /// none elsewhere.
     pub allowed_origins: Option<Vec<String>>,
@@ -189,6 +211,15 @@ pub struct Gateway {
     pub max_body_bytes: usize,
     /// The most usage events that wait in memory.
     pub usage_queue: NonZeroUsize,
+}
+
+/// The channel between replicas.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Its listener.
+    pub listen: SocketAddr,
+    /// Where others reach it; `None` is the address of the listener, which is no wildcard then.
+    pub url: Option<Url>,
 }
 
 impl Gateway {
@@ -205,8 +236,12 @@ pub struct Run {
     pub gateway: Gateway,
     /// The shared Redis.
     pub redis_url: RedisUrl,
+    /// What its certificate is checked with, PEM; `None` is the public authorities.
+    pub redis_ca: Option<Vec<u8>>,
     /// The keys that open credentials.
     pub credential_keys: KeyRing,
+    /// Control's internal API, with a path that ends in `/`; `None` never asks. With it there is a service JWT key.
+    pub control_url: Option<Url>,
 }
 
 /// What `obol dev` runs with.
@@ -225,21 +260,18 @@ pub struct Control {
     pub worker_threads: Option<NonZeroUsize>,
     /// The shared Redis.
     pub redis_url: RedisUrl,
+    /// What its certificate is checked with, PEM; `None` is the public authorities.
+    pub redis_ca: Option<Vec<u8>>,
     /// The keys that seal credentials.
     pub credential_keys: KeyRing,
     /// Workspace files.
     pub workspaces: PathBuf,
-    /// What control keeps.
-    pub state: PathBuf,
-}
-
-/// What `obol key` runs with.
-#[derive(Debug)]
-pub struct Key {
-    /// The log.
-    pub logging: Logging,
-    /// What control keeps.
-    pub state: PathBuf,
+    /// Where control keeps what it knows.
+    pub store: StoreAt,
+    /// Where replicas ask; `None` answers nobody. With it there is a service JWT key.
+    pub listen: Option<SocketAddr>,
+    /// What signs and verifies service JWTs.
+    pub service_jwt: Option<ServiceJwt>,
 }
 
 impl Loaded<Run> {
@@ -251,9 +283,26 @@ impl Loaded<Run> {
         let mut reader = Reader::new(env, Subcommand::Run);
         let gateway = gateway(&mut reader);
         let redis_url = reader.value(&table::REDIS_URL, RedisUrl::parse);
+        let redis_ca = reader.optional(&table::REDIS_CA_FILE, value::certificates_file);
         let credential_keys = reader.key_ring(&table::CREDENTIAL_KEY);
-        let config =
-            (|| Some(Run { gateway: gateway?, redis_url: redis_url?, credential_keys: credential_keys? }))();
+        let peer = peer(&mut reader, gateway.as_ref());
+        let gateway = gateway.map(|gateway| Gateway { peer, ..gateway });
+        let control_url = reader.optional(&table::CONTROL_URL, value::base_url);
+        let signs = reader.is_set(&table::SERVICE_JWT_SECRET) || reader.is_set(&table::SERVICE_JWT_KEY_FILE);
+        if control_url.is_some() && !signs {
+            let (secret, file) = (table::SERVICE_JWT_SECRET.name, table::SERVICE_JWT_KEY_FILE.name);
+            let reason = format!("set without {secret} or {file}: control answers nobody who cannot sign");
+            reader.conflict(&table::CONTROL_URL, reason);
+        }
+        let config = (|| {
+            Some(Run {
+                gateway: gateway?,
+                redis_url: redis_url?,
+                redis_ca,
+                credential_keys: credential_keys?,
+                control_url,
+            })
+        })();
         Self::finish(reader, config)
     }
 }
@@ -280,33 +329,31 @@ impl Loaded<Control> {
         let logging = logging(&mut reader);
         let worker_threads = reader.count(&table::WORKER_THREADS);
         let redis_url = reader.value(&table::REDIS_URL, RedisUrl::parse);
+        let redis_ca = reader.optional(&table::REDIS_CA_FILE, value::certificates_file);
         let credential_keys = reader.key_ring(&table::CREDENTIAL_KEY);
         let workspaces = reader.value(&table::WORKSPACES_DIR, |text| Ok(PathBuf::from(text)));
-        let state = reader.value(&table::STATE_DIR, |text| Ok(PathBuf::from(text)));
+        let store = operator::store(&mut reader);
+        let service_jwt = service_jwt(&mut reader);
+        let listen = reader.optional(&table::CONTROL_LISTEN, value::address);
+        let signs = reader.is_set(&table::SERVICE_JWT_SECRET) || reader.is_set(&table::SERVICE_JWT_KEY_FILE);
+        if listen.is_some() && !signs {
+            let (secret, file) = (table::SERVICE_JWT_SECRET.name, table::SERVICE_JWT_KEY_FILE.name);
+            let reason = format!("set without {secret} or {file}: replicas could not be told from strangers");
+            reader.conflict(&table::CONTROL_LISTEN, reason);
+        }
         let config = (|| {
             Some(Control {
                 logging: logging?,
                 worker_threads,
                 redis_url: redis_url?,
+                redis_ca,
                 credential_keys: credential_keys?,
                 workspaces: workspaces?,
-                state: state?,
+                store: store?,
+                listen,
+                service_jwt,
             })
         })();
-        Self::finish(reader, config)
-    }
-}
-
-impl Loaded<Key> {
-    /// Reads what `obol key` needs.
-    ///
-    /// # Errors
-    /// Everything that is wrong with it.
-    pub fn key(env: &Environment) -> Result<Self, Problems> {
-        let mut reader = Reader::new(env, Subcommand::Key);
-        let logging = logging(&mut reader);
-        let state = reader.value(&table::STATE_DIR, |text| Ok(PathBuf::from(text)));
-        let config = (|| Some(Key { logging: logging?, state: state? }))();
         Self::finish(reader, config)
     }
 }
@@ -341,11 +388,14 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
     let listen = reader.value(&table::LISTEN, value::address);
     let admin_listen = reader.value(&table::ADMIN_LISTEN, value::address);
     let session_ttl = reader.seconds(&table::SESSION_TTL_S);
+    let session_unused_ttl = reader.seconds(&table::SESSION_UNUSED_TTL_S);
     let session_max_per_principal = reader.count(&table::SESSION_MAX_PER_PRINCIPAL);
     let key_ttl = reader.seconds(&table::KEY_TTL_S);
     let drain_timeout = reader.seconds(&table::DRAIN_TIMEOUT_S);
     let upstream_timeout = reader.seconds(&table::UPSTREAM_TIMEOUT_S);
     let service_jwt = service_jwt(reader);
+    let admin_token = reader.optional(&table::ADMIN_TOKEN, AdminToken::parse);
+    let oauth = oauth::oauth(reader);
     let allowed_origins = reader.optional(&table::ALLOWED_ORIGINS, value::origins);
     let allowed_hosts = reader.optional(&table::ALLOWED_HOSTS, value::hosts);
     let max_body_bytes = reader.count(&table::MAX_BODY_BYTES).map(NonZeroUsize::get);
@@ -356,11 +406,15 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         listen: listen?,
         admin_listen: admin_listen?,
         session_ttl: session_ttl?,
+        session_unused_ttl,
         session_max_per_principal: session_max_per_principal?,
         key_ttl: key_ttl?,
         drain_timeout: drain_timeout?,
         upstream_timeout: upstream_timeout?,
         service_jwt,
+        admin_token,
+        oauth,
+        peer: None,
         allowed_origins,
         allowed_hosts,
         max_body_bytes: max_body_bytes?,
@@ -368,16 +422,59 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
     })
 }
 
+fn peer(reader: &mut Reader<'_>, gateway: Option<&Gateway>) -> Option<Peer> {
+    let listen = reader.optional(&table::PEER_LISTEN, value::address);
+    let url = reader.optional(&table::PEER_URL, value::base_url);
+    if reader.is_set(&table::PEER_URL) && !reader.is_set(&table::PEER_LISTEN) {
+        let reason = format!("set without {}: nobody would answer there", table::PEER_LISTEN.name);
+        reader.conflict(&table::PEER_URL, reason);
+    }
+    let listen = listen?;
+    if !reader.is_set(&table::SERVICE_JWT_SECRET) && !reader.is_set(&table::SERVICE_JWT_KEY_FILE) {
+        let (secret, file) = (table::SERVICE_JWT_SECRET.name, table::SERVICE_JWT_KEY_FILE.name);
+        let reason = format!("set without {secret} or {file}: replicas could not be told from strangers");
+        reader.conflict(&table::PEER_LISTEN, reason);
+    }
+    if listen.ip().is_unspecified() && !reader.is_set(&table::PEER_URL) {
+        let name = table::PEER_URL.name;
+        let reason = format!(
+            "`{listen}` is no address that others can dial: set {name} to where they reach this replica"
+        );
+        reader.conflict(&table::PEER_LISTEN, reason);
+    }
+    let taken = [
+        (&table::LISTEN, gateway.map(|g| g.listen)),
+        (&table::ADMIN_LISTEN, gateway.map(|g| g.admin_listen)),
+    ];
+    for (variable, _) in taken.into_iter().filter(|(_, other)| *other == Some(listen) && listen.port() != 0) {
+        let reason =
+            format!("`{listen}` is the address of {}: replicas need a port of their own", variable.name);
+        reader.conflict(&table::PEER_LISTEN, reason);
+    }
+    Some(Peer { listen, url })
+}
+
 fn service_jwt(reader: &mut Reader<'_>) -> Option<ServiceJwt> {
     let Shape::SharedSecret { min } = table::SERVICE_JWT_SECRET.shape else { return None };
     let secret = reader.optional(&table::SERVICE_JWT_SECRET, |text| value::shared_secret(text, min));
-    let key = reader.optional(&table::SERVICE_JWT_KEY_FILE, value::ed25519_file);
-    if reader.is_set(&table::SERVICE_JWT_SECRET) && reader.is_set(&table::SERVICE_JWT_KEY_FILE) {
-        let other = table::SERVICE_JWT_SECRET.name;
-        // The algorithm follows from the key (DESIGN §8.2), so there is one key.
-        reader.conflict(&table::SERVICE_JWT_KEY_FILE, format!("set together with {other}: keep one of them"));
+    let private = reader.optional(&table::SERVICE_JWT_KEY_FILE, value::ed25519_file);
+    let trusted = reader.optional(&table::SERVICE_JWT_TRUSTED_KEYS_FILE, value::ed25519_public_file);
+    let (secret_name, file_name) = (table::SERVICE_JWT_SECRET.name, table::SERVICE_JWT_KEY_FILE.name);
+    let has_file = reader.is_set(&table::SERVICE_JWT_KEY_FILE);
+    if has_file && reader.is_set(&table::SERVICE_JWT_SECRET) {
+        // The algorithm follows from the key (DESIGN §8.2), so there is one kind of key.
+        let reason = format!("set together with {secret_name}: keep one of them");
+        reader.conflict(&table::SERVICE_JWT_KEY_FILE, reason);
     }
-    secret.or(key)
+    if !has_file && reader.is_set(&table::SERVICE_JWT_TRUSTED_KEYS_FILE) {
+        let reason = format!("set without {file_name}: this side needs a key of its own");
+        reader.conflict(&table::SERVICE_JWT_TRUSTED_KEYS_FILE, reason);
+    }
+    match (secret, private) {
+        (Some(secret), _) => Some(ServiceJwt::Secret(secret)),
+        (None, Some(private)) => Some(ServiceJwt::Ed25519 { private, trusted }),
+        (None, None) => None,
+    }
 }
 
 #[cfg(test)]

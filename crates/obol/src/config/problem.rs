@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::config::Subcommand;
-use crate::config::table::{Secrecy, Unset, Variable};
+use crate::config::table::{Secrecy, Shape, Unset, Variable};
 use crate::out;
 
 /// One thing that is wrong with one variable.
@@ -29,6 +29,10 @@ impl Problem {
     /// must not repeat it.
     pub(crate) fn bad(variable: &'static Variable, value: &str, reason: &str) -> Self {
         let what = match variable.secrecy {
+            // A URL that is refused for the password in it.
+            Secrecy::Open if variable.shape == Shape::BaseUrl && value.contains('@') => {
+                format!("the value (not shown) {reason}")
+            }
             Secrecy::Open => format!("`{}` {reason}", shown(value)),
             // What is no URL has no part that is known to be harmless.
             Secrecy::UrlPassword | Secrecy::Secret => format!("the value (not shown) {reason}"),

@@ -8,8 +8,8 @@ use obol_model::KeyRing;
 use crate::config::problem::{Problem, Problems};
 use crate::config::show::{Effective, Line, Source};
 use crate::config::table::{ALL, Secrecy, Shape, Unset, Variable};
-use crate::config::value::{self, RedisUrl};
 use crate::config::{Environment, Subcommand};
+use crate::config::{RedisUrl, value};
 
 /// Reads the variables of one command. A variable that is missing or bad gives `None` and a [`Problem`], so that
 /// reading goes on and all of them are reported together.

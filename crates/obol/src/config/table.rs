@@ -1,7 +1,9 @@
 //! Every variable that Obol reads, in one table: the reference page, the messages about bad values and the check for
 //! unknown names all come from here (DESIGN §4).
 
-use crate::config::Subcommand::{self, Check, Control, Dev, Key, Run};
+use obol_auth::oauth::Algorithms;
+
+use crate::config::Subcommand::{self, Check, Control, Dev, Key, Publish, Run, Workspace};
 
 /// One environment variable.
 #[derive(Debug)]
@@ -72,6 +74,12 @@ pub enum Shape {
     },
     /// Where Redis is.
     RedisUrl,
+    /// Where Postgres is.
+    DatabaseUrl,
+    /// Certificates of authorities in a file.
+    CertificatesFile,
+    /// Where an HTTP service of ours is.
+    BaseUrl,
     /// AEAD keys with their ids.
     KeyRing,
     /// Text that nobody can guess.
@@ -79,14 +87,33 @@ pub enum Shape {
         /// The least number of bytes.
         min: usize,
     },
+    /// A secret, or its hash.
+    HashedSecret {
+        /// The least number of bytes of the secret.
+        min: usize,
+    },
     /// An Ed25519 private key in a file.
     Ed25519File,
+    /// Ed25519 public keys in a file.
+    Ed25519PublicFile,
     /// A directory.
     Directory,
     /// Origins as browsers send them.
     Origins,
     /// Host names, without ports.
     Hosts,
+    /// The URL of this gateway.
+    PublicUrl,
+    /// OAuth issuers.
+    Issuers,
+    /// Names of signature algorithms.
+    Algorithms,
+    /// OAuth scopes.
+    Scopes,
+    /// The id of a workspace.
+    Workspace,
+    /// The name of a claim of a JWT.
+    Claim,
     /// Log levels by target.
     LogFilter,
     /// One of these words.
@@ -101,12 +128,30 @@ impl Shape {
             Self::Seconds { .. } => "whole seconds".into(),
             Self::Count { .. } => "a whole number".into(),
             Self::Bytes { .. } => "a whole number of bytes, or of `KiB` or `MiB` when that follows".into(),
-            Self::RedisUrl => "`redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://…` for TLS".into(),
+            Self::RedisUrl => "`redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, \
+                `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST…/MASTER[/DB]` or \
+                `redis+cluster://[USER:PASSWORD@]HOST[:PORT],HOST…`, each with `rediss` for TLS"
+                .into(),
+            Self::CertificatesFile => "the path of a file of PEM certificates".into(),
+            Self::BaseUrl => "`http://HOST[:PORT][/PATH]` or `https://…`".into(),
+            Self::DatabaseUrl => {
+                "`postgres://USER:PASSWORD@HOST[:PORT]/DATABASE[?sslmode=require|disable]`".into()
+            }
             Self::KeyRing => "`ID:BASE64` of 32 random bytes, more than one separated by commas".into(),
             Self::SharedSecret { .. } => "text that nobody can guess".into(),
-            Self::Ed25519File => "the path of a PEM file that holds an Ed25519 private key (PKCS #8)".into(),
+            Self::HashedSecret { .. } => {
+                "text that nobody can guess, or `sha256:` and its SHA-256 in hexadecimal".into()
+            }
+            Self::Ed25519File => "the path of a PEM file that holds Ed25519 private keys (PKCS #8)".into(),
+            Self::Ed25519PublicFile => "the path of a PEM file that holds Ed25519 public keys".into(),
             Self::Directory => "the path of a directory".into(),
             Self::Origins => "`SCHEME://HOST[:PORT]`, more than one separated by commas".into(),
+            Self::PublicUrl => "`https://HOST[:PORT][/PATH]`".into(),
+            Self::Issuers => "`ISSUER` or `ISSUER=JWKS_URL`, more than one separated by commas".into(),
+            Self::Algorithms => "names of algorithms, separated by commas".into(),
+            Self::Scopes => "scopes, separated by spaces".into(),
+            Self::Workspace => "the id of a workspace".into(),
+            Self::Claim => "the name of a claim, or a path with dots to it".into(),
             Self::Hosts => "host names without ports, more than one separated by commas".into(),
             Self::LogFilter => "`LEVEL` or `TARGET=LEVEL`, more than one separated by commas".into(),
             Self::Word(_) => "one word".into(),
@@ -119,13 +164,30 @@ impl Shape {
             Self::Seconds { min, max } | Self::Count { min, max } => Some(format!("{min} to {max}")),
             Self::Bytes { min, max } => Some(format!("{} to {}", bytes(*min), bytes(*max))),
             Self::KeyRing => Some("at least one key; ids of letters, digits, `_` and `-`".into()),
-            Self::SharedSecret { min } => Some(format!("at least {min} bytes")),
+            Self::BaseUrl => Some("no user name, password, query or fragment".into()),
+            Self::SharedSecret { min } | Self::HashedSecret { min } => Some(format!("at least {min} bytes")),
             Self::Origins => Some("no path and no `*`".into()),
+            Self::PublicUrl => Some("plain `http` for loopback hosts only; no query and no fragment".into()),
+            Self::Issuers => Some("`https`, plain `http` for loopback hosts only".into()),
+            Self::Algorithms => {
+                let names: Vec<String> = Algorithms::known().map(|name| format!("`{name}`")).collect();
+                Some(names.join(", "))
+            }
             Self::LogFilter => Some("levels `off`, `error`, `warn`, `info`, `debug` and `trace`".into()),
             Self::Word(words) => {
                 Some(words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(" or "))
             }
-            Self::Address | Self::RedisUrl | Self::Ed25519File | Self::Directory | Self::Hosts => None,
+            Self::Address
+            | Self::RedisUrl
+            | Self::DatabaseUrl
+            | Self::CertificatesFile
+            | Self::Ed25519File
+            | Self::Ed25519PublicFile
+            | Self::Directory
+            | Self::Hosts
+            | Self::Scopes
+            | Self::Workspace
+            | Self::Claim => None,
         }
     }
 }
@@ -166,7 +228,10 @@ macro_rules! variables {
 }
 
 const GATEWAY: &[Subcommand] = &[Run, Dev];
-const EVERY: &[Subcommand] = &[Run, Control, Dev, Check, Key];
+const SERVICES: &[Subcommand] = &[Run, Control, Dev];
+/// What changes control's store.
+const KEEPERS: &[Subcommand] = &[Control, Key, Publish, Workspace];
+const EVERY: &[Subcommand] = &[Run, Control, Dev, Check, Key, Publish, Workspace];
 
 variables! {
     /// Where clients connect: `/mcp` and `/v1`. Port 0 takes a free port, which is printed at start.
@@ -188,13 +253,49 @@ variables! {
         used_by: GATEWAY,
     }
 
-    /// The Redis that the replicas and control share. It must not evict: set its `maxmemory-policy` to `noeviction`.
+    /// Where the other replicas reach this one, and nobody else: never the port of clients or operators, and in a network
+    /// that only replicas are in, since the channel is plain HTTP. Needs `OBOL_SERVICE_JWT_SECRET` or
+    /// `OBOL_SERVICE_JWT_KEY_FILE`, the same on every replica. Port 0 takes a free port. Without it there is no channel:
+    /// fine for one replica; with several, what one is told reaches the others late.
+    PEER_LISTEN {
+        default: Unset::Means("no channel between replicas"),
+        shape: Shape::Address,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run],
+    }
+
+    /// The address of `OBOL_PEER_LISTEN` as other replicas dial it. Required when that is a wildcard address such as
+    /// `0.0.0.0:8082` (Kubernetes: `http://$(POD_IP):8082`).
+    PEER_URL {
+        default: Unset::Means("the address of `OBOL_PEER_LISTEN`"),
+        shape: Shape::BaseUrl,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run],
+    }
+
+    /// The Redis that the replicas and control share: one server, a master that Sentinel watches (the hosts are the
+    /// sentinels, port 26379 unless given), or a Cluster (the hosts are some of its nodes). `rediss`, `rediss+sentinel`
+    /// and `rediss+cluster` use TLS. User and password are those of the servers, with `%` escapes for special characters;
+    /// sentinels that want a login get it from the query, `?sentinel_username=…&sentinel_password=…`. It must not evict:
+    /// set its `maxmemory-policy` to `noeviction`.
     REDIS_URL {
         default: Unset::Refused,
         shape: Shape::RedisUrl,
         secrecy: Secrecy::UrlPassword,
         option: None,
-        used_by: &[Run, Control],
+        used_by: &[Run, Control, Key, Publish, Workspace],
+    }
+
+    /// The authorities that the certificates of Redis (and of its sentinels) are checked with, for a `rediss` URL. Only
+    /// they are trusted then.
+    REDIS_CA_FILE {
+        default: Unset::Means("the public certificate authorities"),
+        shape: Shape::CertificatesFile,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run, Control, Key, Publish, Workspace],
     }
 
     /// The keys that protect upstream credentials inside publications: control seals with the first one, replicas open
@@ -205,7 +306,7 @@ variables! {
         shape: Shape::KeyRing,
         secrecy: Secrecy::Secret,
         option: None,
-        used_by: &[Run, Control],
+        used_by: &[Run, Control, Publish, Workspace],
     }
 
     /// The directory of workspace files (`*.yaml`, and the policies that they name), watched for changes.
@@ -224,12 +325,43 @@ variables! {
         shape: Shape::Directory,
         secrecy: Secrecy::Open,
         option: Some("--state"),
-        used_by: &[Control, Key],
+        used_by: KEEPERS,
+    }
+
+    /// The Postgres database where control keeps keys, revisions and the audit of changes, in place of
+    /// `OBOL_STATE_DIR`, which is not looked at then. `obol control` makes its tables. Without `sslmode` in the URL a
+    /// server on another machine is reached by TLS, with a certificate that the system's authorities vouch for.
+    DATABASE_URL {
+        default: Unset::Means("files in `OBOL_STATE_DIR`"),
+        shape: Shape::DatabaseUrl,
+        secrecy: Secrecy::Secret,
+        option: None,
+        used_by: KEEPERS,
+    }
+
+    /// Where control answers replicas that ask for a publication or a key that Redis has lost (`OBOL_CONTROL_URL`). It
+    /// needs a service JWT key. Port 0 takes a free port, which is printed at start. Keep it off the public network.
+    CONTROL_LISTEN {
+        default: Unset::Means("nobody is answered"),
+        shape: Shape::Address,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Control],
     }
 
     /// How long an MCP session lives without any activity. Open streams and running calls count as activity.
     SESSION_TTL_S {
         default: Unset::Value("1800"),
+        shape: Shape::Seconds { min: 1, max: 604_800 },
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// How long an MCP session lives after whose `initialize` nothing followed, at most `OBOL_SESSION_TTL_S`. The first
+    /// use gives it the whole life. Keeps what is opened and left, by probes or in a flood, from piling up.
+    SESSION_UNUSED_TTL_S {
+        default: Unset::Means("as long as any other session"),
         shape: Shape::Seconds { min: 1, max: 604_800 },
         secrecy: Secrecy::Open,
         option: None,
@@ -246,7 +378,7 @@ variables! {
     }
 
     /// The longest life of a virtual key in a replica's memory. It is the last resort: a revocation reaches replicas
-    /// at once through Redis.
+    /// at once through Redis, and within 30 seconds when the subscription to Redis is down, however long this is.
     KEY_TTL_S {
         default: Unset::Value("60"),
         shape: Shape::Seconds { min: 1, max: 3600 },
@@ -255,21 +387,135 @@ variables! {
         used_by: GATEWAY,
     }
 
-    /// The shared secret (HS256) of the service JWTs that `/internal/reload` accepts. Not together with
-    /// `OBOL_SERVICE_JWT_KEY_FILE`. Without either of them `/internal/reload` is off.
+    /// The secret (HS256) that replicas and control share for the service JWTs that they show each other. Not together
+    /// with `OBOL_SERVICE_JWT_KEY_FILE`. Without either of them nobody can be trusted: `/internal/reload`, control's
+    /// internal API and the channel between replicas are off.
     SERVICE_JWT_SECRET {
         default: Unset::Means("no shared secret"),
         shape: Shape::SharedSecret { min: 32 },
         secrecy: Secrecy::Secret,
         option: None,
-        used_by: GATEWAY,
+        used_by: SERVICES,
     }
 
-    /// The key pair (EdDSA) of the service JWTs that `/internal/reload` accepts. Not together with
-    /// `OBOL_SERVICE_JWT_SECRET`. A new one: `openssl genpkey -algorithm ed25519 -out service.pem`.
+    /// The private key (EdDSA) that signs service JWTs. When the file holds several, the first one signs, and tokens of
+    /// all of them are accepted: to rotate, append the new key everywhere, then move it to the front everywhere, then
+    /// take the old one out. Replicas publish the public halves at `/.well-known/jwks.json`. Not together with
+    /// `OBOL_SERVICE_JWT_SECRET`. A new key: `openssl genpkey -algorithm ed25519 -out service.pem`.
     SERVICE_JWT_KEY_FILE {
         default: Unset::Means("no key pair"),
         shape: Shape::Ed25519File,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: SERVICES,
+    }
+
+    /// The public keys of the other side, when control and the replicas have different key pairs: control's for the
+    /// replicas, the replicas' for control. The own key then speaks for the own side only. Needs
+    /// `OBOL_SERVICE_JWT_KEY_FILE`. The public half of a key: `openssl pkey -in service.pem -pubout`.
+    SERVICE_JWT_TRUSTED_KEYS_FILE {
+        default: Unset::Means("both sides have the key of `OBOL_SERVICE_JWT_KEY_FILE`"),
+        shape: Shape::Ed25519PublicFile,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: SERVICES,
+    }
+
+    /// Where control serves its internal API (`OBOL_CONTROL_LISTEN` there). A replica asks it for publications and keys
+    /// that Redis has lost; needs the same service JWT key as control. Without it a replica waits until control has
+    /// filled Redis again.
+    CONTROL_URL {
+        default: Unset::Means("control is never asked"),
+        shape: Shape::BaseUrl,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run],
+    }
+
+    /// The credential of operators for `/admin` (`Authorization: Bearer …`), or `sha256:` and its hash
+    /// (`printf %s "$TOKEN" | sha256sum`), so that the environment does not hold it. Without it `/admin` is off.
+    ADMIN_TOKEN {
+        default: Unset::Means("`/admin` is off"),
+        shape: Shape::HashedSecret { min: 32 },
+        secrecy: Secrecy::Secret,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// The URL at which clients reach the gateway, without `/mcp` and `/v1`: the canonical URI that access tokens must be
+    /// issued for (`aud`). Required with `OBOL_OAUTH_ISSUERS`. One that ends in `/mcp` makes MCP alone the resource.
+    PUBLIC_URL {
+        default: Unset::Means("none; required with `OBOL_OAUTH_ISSUERS`"),
+        shape: Shape::PublicUrl,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// Who issues the OAuth access tokens (JWTs) that are accepted beside virtual keys. Each must be spelled exactly as
+    /// `iss` says it. The keys of an issuer are discovered (RFC 8414, OpenID Connect), or read at `JWKS_URL`.
+    OAUTH_ISSUERS {
+        default: Unset::Means("no OAuth"),
+        shape: Shape::Issuers,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// What access tokens may be signed with. A key of an issuer narrows it down to what it is made for.
+    OAUTH_ALGORITHMS {
+        default: Unset::Value("RS256,PS256,ES256,EdDSA"),
+        shape: Shape::Algorithms,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// What every access token must grant (`scope` or `scp`), all of it; one that lacks some is refused with `403`
+    /// `insufficient_scope`.
+    OAUTH_SCOPES {
+        default: Unset::Means("no scope is required"),
+        shape: Shape::Scopes,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// The workspace of all users with access tokens. Not together with `OBOL_OAUTH_WORKSPACE_CLAIM`; one of them is
+    /// required with `OBOL_OAUTH_ISSUERS`.
+    OAUTH_WORKSPACE {
+        default: Unset::Means("a claim says it"),
+        shape: Shape::Workspace,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// The claim whose value is the id of a user's workspace; exactly one value. Every issuer can then let users into
+    /// every workspace.
+    OAUTH_WORKSPACE_CLAIM {
+        default: Unset::Means("`OBOL_OAUTH_WORKSPACE` says it"),
+        shape: Shape::Claim,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// The claim whose values policies see as `principal.tags`, such as `groups` or `realm_access.roles`: a list, or
+    /// words in one string.
+    OAUTH_TAGS_CLAIM {
+        default: Unset::Means("no tags"),
+        shape: Shape::Claim,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
+    /// How long the keys of an issuer are good before they are fetched again: a withdrawn key is refused after that at
+    /// the latest. While an issuer does not answer, its known keys are good for an hour longer.
+    OAUTH_JWKS_TTL_S {
+        default: Unset::Value("300"),
+        shape: Shape::Seconds { min: 1, max: 3600 },
         secrecy: Secrecy::Open,
         option: None,
         used_by: GATEWAY,

@@ -1,4 +1,5 @@
 use std::os::unix::ffi::OsStringExt as _;
+use std::path::Path;
 
 use super::*;
 
@@ -82,9 +83,70 @@ fn an_option_wins_over_its_variable() {
         .with_option(&table::STATE_DIR, Some("/from/option"))
         .with_option(&table::WORKSPACES_DIR, None::<&str>);
     let loaded = Loaded::control(&env).unwrap();
-    assert_eq!(loaded.config.state, PathBuf::from("/from/option"));
+    assert!(matches!(&loaded.config.store, StoreAt::Directory(dir) if dir == Path::new("/from/option")));
     assert_eq!(loaded.config.workspaces, PathBuf::from("/workspaces"));
     assert!(loaded.effective.to_string().contains("OBOL_STATE_DIR=/from/option  # --state\n"));
+}
+
+#[test]
+fn a_database_takes_the_place_of_the_directory() {
+    let database = ("OBOL_DATABASE_URL", "postgres://me:hunter2@localhost/obol");
+    for more in [vec![database], vec![database, ("OBOL_STATE_DIR", "/s")]] {
+        let all = [vec![("OBOL_WORKSPACES_DIR", "/w")], more].concat();
+        let loaded = Loaded::control(&env(all)).unwrap();
+        assert!(matches!(loaded.config.store, StoreAt::Database(_)));
+        let shown = format!("{}{:?}", loaded.effective, loaded.config);
+        assert!(shown.contains("OBOL_DATABASE_URL=[secret]") && !shown.contains("hunter2"), "{shown}");
+    }
+}
+
+#[test]
+fn whoever_listens_for_replicas_can_tell_them_from_strangers() {
+    let problems = Loaded::control(&env([
+        ("OBOL_WORKSPACES_DIR", "/w"),
+        ("OBOL_STATE_DIR", "/s"),
+        ("OBOL_CONTROL_LISTEN", "127.0.0.1:9"),
+    ]));
+    let text = problems.unwrap_err().to_string();
+    assert!(text.contains("OBOL_CONTROL_LISTEN: set without OBOL_SERVICE_JWT_SECRET"), "{text}");
+}
+
+#[test]
+fn a_peer_channel_has_a_port_of_its_own_a_key_and_an_address_that_others_can_dial() {
+    let key = ("OBOL_SERVICE_JWT_SECRET", "a secret that nobody can guess 123");
+    assert!(Loaded::run(&env([])).unwrap().config.gateway.peer.is_none());
+    let peer = |more: &[(&'static str, &'static str)]| {
+        Loaded::run(&env([key].into_iter().chain(more.iter().copied())))
+            .map(|loaded| loaded.config.gateway.peer)
+    };
+    let derived = peer(&[("OBOL_PEER_LISTEN", "10.0.0.5:8082")]).unwrap().unwrap();
+    assert_eq!((derived.listen, derived.url), ("10.0.0.5:8082".parse().unwrap(), None));
+    let given = peer(&[("OBOL_PEER_LISTEN", "0.0.0.0:8082"), ("OBOL_PEER_URL", "http://pod-1:8082")]);
+    assert_eq!(given.unwrap().unwrap().url.unwrap().as_str(), "http://pod-1:8082/");
+
+    for (more, expected) in [
+        (
+            &[("OBOL_PEER_LISTEN", "0.0.0.0:8082")][..],
+            "OBOL_PEER_LISTEN: `0.0.0.0:8082` is no address that others can",
+        ),
+        (&[("OBOL_PEER_LISTEN", "[::]:8082")][..], "set OBOL_PEER_URL to where they reach this replica"),
+        (&[("OBOL_PEER_LISTEN", "127.0.0.1:8080")][..], "is the address of OBOL_LISTEN"),
+        (&[("OBOL_PEER_LISTEN", "127.0.0.1:8081")][..], "is the address of OBOL_ADMIN_LISTEN"),
+        (&[("OBOL_PEER_URL", "http://pod-1:8082")][..], "OBOL_PEER_URL: set without OBOL_PEER_LISTEN"),
+        (
+            &[("OBOL_PEER_LISTEN", "10.0.0.5:1"), ("OBOL_PEER_URL", "http://u:p@pod-1")][..],
+            "OBOL_PEER_URL: the value (not",
+        ),
+    ] {
+        let problems = peer(more).unwrap_err();
+        assert_eq!(problems.iter().count(), 1, "{problems}");
+        assert!(problems.to_string().contains(expected), "{problems}");
+    }
+    let unsigned = Loaded::run(&env([("OBOL_PEER_LISTEN", "10.0.0.5:8082")])).unwrap_err().to_string();
+    assert!(
+        unsigned.contains("set without OBOL_SERVICE_JWT_SECRET or OBOL_SERVICE_JWT_KEY_FILE"),
+        "{unsigned}"
+    );
 }
 
 #[test]
@@ -179,7 +241,9 @@ fn every_variable_of_a_command_is_read_and_shown() {
         (Subcommand::Run, Loaded::run(&env).unwrap().effective.to_string()),
         (Subcommand::Dev, Loaded::dev(&env).unwrap().effective.to_string()),
         (Subcommand::Control, Loaded::control(&env).unwrap().effective.to_string()),
-        (Subcommand::Key, Loaded::key(&env).unwrap().effective.to_string()),
+        (Subcommand::Key, Loaded::operator(&env, Subcommand::Key).unwrap().effective.to_string()),
+        (Subcommand::Publish, Loaded::operator(&env, Subcommand::Publish).unwrap().effective.to_string()),
+        (Subcommand::Workspace, Loaded::operator(&env, Subcommand::Workspace).unwrap().effective.to_string()),
         (Subcommand::Check, Loaded::check(&env).unwrap().effective.to_string()),
     ];
     for (command, text) in shown {

@@ -1,12 +1,11 @@
 //! From text to values that cannot be wrong. The errors are the second half of a sentence that begins with the value
 //! (see [`Problem::bad`](super::problem::Problem)): they never repeat it.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use obol_auth::ServiceTokens;
+use obol_auth::{ServiceTokens, TrustedKeys};
 use obol_model::Secret;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use url::Url;
@@ -14,65 +13,34 @@ use url::Url;
 /// The largest key file that is read. A key has about 120 bytes.
 const LARGEST_KEY_FILE: u64 = 64 << 10;
 
-/// Where Redis is. `Debug` and `Display` leave user name and password out; [`RedisUrl::expose`] has them.
-#[derive(Clone)]
-pub struct RedisUrl(Secret<Url>);
+/// The largest file of certificates that is read: all public authorities take about 250 KiB.
+const LARGEST_CERTIFICATES_FILE: u64 = 1 << 20;
 
-impl RedisUrl {
-    /// Reads a URL.
-    ///
-    /// # Errors
-    /// What is wrong with it, in words that show nothing of it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|e| format!("is no URL: {e}"))?;
-        if !matches!(url.scheme(), "redis" | "rediss") {
-            return Err("has a scheme other than `redis` and `rediss`".into());
-        }
-        if url.host_str().is_none_or(str::is_empty) {
-            return Err("names no host".into());
-        }
-        let database = url.path().trim_matches('/');
-        if !database.is_empty() && database.parse::<u16>().is_err() {
-            return Err("has a path that is no database number".into());
-        }
-        Ok(Self(Secret::new(url)))
-    }
-
-    /// The whole URL, with its password. For the client only.
-    pub fn expose(&self) -> &str {
-        self.0.expose().as_str()
-    }
-}
-
-impl fmt::Display for RedisUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let url = self.0.expose();
-        write!(f, "{}://", url.scheme())?;
-        if !url.username().is_empty() || url.password().is_some() {
-            f.write_str("[secret]@")?;
-        }
-        f.write_str(url.host_str().unwrap_or_default())?;
-        if let Some(port) = url.port() {
-            write!(f, ":{port}")?;
-        }
-        // A query can carry a password too (`?password=…` is common usage): it is left out.
-        if url.path() == "/" { Ok(()) } else { f.write_str(url.path()) }
-    }
-}
-
-impl fmt::Debug for RedisUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// What signs the service JWTs that this process accepts (DESIGN §8.2).
+/// What signs and verifies service JWTs (DESIGN §8.2).
 #[derive(Debug, Clone)]
 pub enum ServiceJwt {
     /// HS256 with a shared secret.
     Secret(Secret<String>),
-    /// `EdDSA`; an Ed25519 private key as PKCS #8 PEM.
-    Ed25519(Secret<String>),
+    /// `EdDSA`.
+    Ed25519 {
+        /// Ed25519 private keys as PKCS #8 PEM.
+        private: Secret<String>,
+        /// The public keys of the other side; `None` when it has the same private key.
+        trusted: Option<TrustedKeys>,
+    },
+}
+
+/// Where an HTTP service of ours is, with a path that ends in `/`.
+pub(super) fn base_url(text: &str) -> Result<Url, String> {
+    let mut url = Url::parse(text).map_err(|e| format!("is no URL: {e}"))?;
+    obol_dial::check(&url, true).map_err(|e| format!("cannot be used: {e}"))?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("has a query or a fragment".into());
+    }
+    if !url.path().ends_with('/') {
+        url.set_path(&format!("{}/", url.path()));
+    }
+    Ok(url)
 }
 
 /// How log lines look.
@@ -86,6 +54,12 @@ pub enum LogFormat {
 
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "is no IP address with a port".to_owned())
+}
+
+/// Where Postgres is, as its client reads it.
+pub(super) fn database_url(text: &str) -> Result<Secret<String>, String> {
+    let url = Secret::new(text.to_owned());
+    obol_control::PostgresStore::new(&url).map(|_| url)
 }
 
 /// A whole number within the range, both ends included.
@@ -114,7 +88,7 @@ fn within(n: u64, min: u64, max: u64) -> Result<u64, String> {
 }
 
 /// The items of a list that is separated by commas.
-fn items(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim)
 }
 
@@ -198,51 +172,48 @@ pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
     }
 }
 
-pub(super) fn shared_secret(text: &str, min: usize) -> Result<ServiceJwt, String> {
+pub(super) fn shared_secret(text: &str, min: usize) -> Result<Secret<String>, String> {
     if text.len() < min {
         return Err(format!("has {} bytes", text.len()));
     }
-    Ok(ServiceJwt::Secret(Secret::new(text.to_owned())))
+    Ok(Secret::new(text.to_owned()))
 }
 
-pub(super) fn ed25519_file(path: &str) -> Result<ServiceJwt, String> {
+/// PEM certificates of authorities.
+pub(super) fn certificates_file(path: &str) -> Result<Vec<u8>, String> {
+    let cannot = |e: io::Error| format!("cannot be read: {e}");
+    let bytes = obol_control::read_bounded(Path::new(path), LARGEST_CERTIFICATES_FILE).map_err(cannot)?;
+    let begin = b"-----BEGIN CERTIFICATE-----";
+    if !bytes.windows(begin.len()).any(|window| window == begin) {
+        return Err("holds no PEM certificate".into());
+    }
+    Ok(bytes)
+}
+
+pub(super) fn ed25519_file(path: &str) -> Result<Secret<String>, String> {
+    let pem = key_file(path).map(Secret::new)?;
+    ServiceTokens::from_ed25519_pem("", &pem)
+        .map_err(|_| "holds something else than Ed25519 private keys in PKCS #8")?;
+    Ok(pem)
+}
+
+pub(super) fn ed25519_public_file(path: &str) -> Result<TrustedKeys, String> {
+    let pem = key_file(path)?;
+    if pem.contains("PRIVATE KEY-----") {
+        return Err("holds a private key, which is nobody else's business".into());
+    }
+    TrustedKeys::from_pem(&pem).map_err(|_| "holds something else than Ed25519 public keys".into())
+}
+
+fn key_file(path: &str) -> Result<String, String> {
     let cannot = |e: io::Error| format!("cannot be read: {e}");
     let bytes = obol_control::read_bounded(Path::new(path), LARGEST_KEY_FILE).map_err(cannot)?;
-    let pem = String::from_utf8(bytes).map(Secret::new).map_err(|_| "is not text")?;
-    ServiceTokens::from_ed25519_pem("", &pem).map_err(|_| "holds no Ed25519 private key in PKCS #8")?;
-    Ok(ServiceJwt::Ed25519(pem))
+    String::from_utf8(bytes).map_err(|_| "is not text".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_redis_url_never_shows_who_it_logs_in_as() {
-        for (text, shown) in [
-            ("redis://localhost", "redis://localhost"),
-            ("redis://localhost:6380/2", "redis://localhost:6380/2"),
-            ("rediss://me:hunter2@redis.example:6379/0", "rediss://[secret]@redis.example:6379/0"),
-            ("redis://:hunter2@[::1]:1", "redis://[secret]@[::1]:1"),
-            ("redis://hunter2@h/", "redis://[secret]@h"),
-            ("redis://h/0?password=hunter2", "redis://h/0"),
-        ] {
-            let url = RedisUrl::parse(text).unwrap();
-            assert_eq!(url.to_string(), shown);
-            assert_eq!(format!("{url:?}"), shown);
-            assert_eq!(url.expose(), text);
-        }
-    }
-
-    #[test]
-    fn redis_urls_that_no_client_would_take_are_refused() {
-        for bad in
-            ["", "localhost:6379", "http://h", "redis://", "redis:///0", "redis://h/db", "redis+sentinel://h"]
-        {
-            let why = RedisUrl::parse(bad).unwrap_err();
-            assert!(bad.is_empty() || !why.contains(bad), "{why}");
-        }
-    }
 
     #[test]
     fn numbers_keep_to_their_range() {
@@ -304,11 +275,24 @@ mod tests {
             "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIHZMZvhgXoz81+OeKjCC7TMLWQCUIwx6mIy7EYyjLb6w\n\
              -----END PRIVATE KEY-----\n",
         );
-        assert!(matches!(ed25519_file(&good), Ok(ServiceJwt::Ed25519(_))));
+        assert!(ed25519_file(&good).is_ok());
         let public = file("public.pem", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n");
         let garbage = file("garbage.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
         for bad in [public, garbage] {
-            assert!(ed25519_file(&bad).unwrap_err().contains("no Ed25519"), "{bad}");
+            assert!(ed25519_file(&bad).unwrap_err().contains("something else than Ed25519"), "{bad}");
+        }
+        // `openssl pkey -pubout`
+        let public = "-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEAGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE=\n\
+                      -----END PUBLIC KEY-----\n";
+        assert!(ed25519_public_file(&file("others.pem", &public.repeat(2))).is_ok());
+        let secret = std::fs::read_to_string(&good).unwrap();
+        for (bad, what) in [
+            (String::new(), "something else"),
+            (public.replace("MCow", "MCox"), "something else"),
+            (format!("{public}{secret}"), "a private key"),
+        ] {
+            let why = ed25519_public_file(&file("bad.pem", &bad)).unwrap_err();
+            assert!(why.contains(what), "{bad}: {why}");
         }
         assert!(ed25519_file("/nonexistent/key.pem").unwrap_err().contains("cannot be read"));
         assert_eq!(ed25519_file("/dev/zero").unwrap_err(), "cannot be read: it is no regular file");
