@@ -233,7 +233,9 @@ async fn control_keeps_its_state_in_postgres_and_survives_its_absence() {
     assert_eq!(cluster.control().exit_status(), None, "it never ended");
     assert_eq!(second.exit_status(), None, "nor did this one");
     let audit = postgres.sql("SELECT action, epoch, number FROM obol_audit ORDER BY id");
-    assert_eq!(audit, "publish|1|1\nnew_key||\npublish|1|2\nrevoke_key||");
+    // The other control may have put the same edit once more.
+    assert!(audit.starts_with("publish|1|1\nnew_key||\npublish|1|2\n"), "{audit}");
+    assert!(audit.ends_with("\nrevoke_key||") && audit.matches("_key").count() == 2, "{audit}");
 }
 
 /// The internal API: whoever may ask is told what the store says, to the byte; nobody else is told anything.
