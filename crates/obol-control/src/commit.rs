@@ -26,11 +26,21 @@ pub enum CommitError {
 /// What is to be published, as some revision.
 pub(crate) struct Content<'a> {
     pub(crate) workspace: &'a WorkspaceId,
+    pub(crate) upon: Upon,
     pub(crate) origin: Origin,
     pub(crate) file: Option<PathBuf>,
     /// Only an operator raises the epoch.
     pub(crate) raise_epoch: bool,
     pub(crate) encode: &'a mut (dyn FnMut(Revision) -> Result<Documents, String> + Send),
+}
+
+/// What content was decided upon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Upon {
+    /// Whatever there is: a command is the newest word.
+    Anything,
+    /// This revision, or that there is none: whoever was faster may have said something newer.
+    Seen(Option<Revision>),
 }
 
 /// Puts content into the store as one more than the highest revision of which the store or Redis knows: the store may be
@@ -43,15 +53,19 @@ pub(crate) async fn commit(
     attempts: usize,
     by: &Stamp,
 ) -> Result<Revision, CommitError> {
-    let Content { workspace, origin, file, raise_epoch, encode } = content;
+    let Content { workspace, upon, origin, file, raise_epoch, encode } = content;
     let mut attempt = 1;
     loop {
-        let used = store.head(workspace).await?.map(|head| head.revision);
+        let used = match upon {
+            Upon::Anything => store.head(workspace).await?.map(|head| head.revision),
+            Upon::Seen(revision) => revision,
+        };
         let highest = used.max(current(publisher, workspace).await?);
         let revision = next(highest, raise_epoch);
         let documents = encode(revision).map_err(CommitError::Encode)?;
         let (workspace, file) = (workspace.clone(), file.clone());
-        match store.publish(NewRevision { workspace, revision, documents, origin, file }, by).await {
+        let new = NewRevision { workspace, after: used, revision, documents, origin, file };
+        match store.publish(new, by).await {
             Ok(()) => return Ok(revision),
             Err(StoreError::Conflict { .. }) if attempt < attempts => attempt += 1,
             Err(e) => return Err(e.into()),

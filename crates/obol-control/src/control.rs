@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::follow;
-use crate::scan::{Change, Env, Scanner};
+use crate::scan::{Env, Look, Scanner};
 use crate::state::State;
 use crate::store::{ControlStore, Stamp};
 use crate::{Publisher, SyncReport};
@@ -131,12 +131,12 @@ impl Control {
             self.remember(state, &mut report).await;
             state.started = true;
         }
-        for change in self.look(pass.settle, &mut report).await {
-            state.files.apply(change, &mut report);
-        }
-        state.files.release();
+        // INVARIANT: files are read after the store. What another control has published of them is then no news.
+        let look = self.look(pass.settle, &mut report).await;
+        let looked = look.is_some();
+        state.files.take_up(look.unwrap_or_default(), &mut report);
         // Without the store nobody knows what comes next; what is known can still be healed.
-        if state.known.fresh {
+        if state.known.fresh && looked {
             self.publish_files(state, &mut report).await;
         }
         self.tell_publications(state, pass.heal, &mut report).await;
@@ -169,13 +169,10 @@ impl Control {
         report.failed.extend(expected.await.err());
     }
 
-    async fn look(&self, settle: bool, report: &mut SyncReport) -> Vec<Change> {
+    async fn look(&self, settle: bool, report: &mut SyncReport) -> Option<Look> {
         let scanner = Arc::clone(&self.scanner);
         let looked = blocking(move || scanner.lock().scan(settle)).await;
-        looked.unwrap_or_else(|e| {
-            report.failed.push(e);
-            Vec::new()
-        })
+        looked.map_err(|e| report.failed.push(e)).ok()
     }
 }
 

@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use obol_model::WorkspaceId;
 
 use crate::SyncReport;
-use crate::commit::{CommitError, Content as Next, commit, reseal};
+use crate::commit::{CommitError, Content as Next, Upon, commit, reseal};
 use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::control::Control;
@@ -53,7 +53,8 @@ async fn follow(
     head: Head,
     report: &mut SyncReport,
 ) -> Result<(), StoreError> {
-    if known.heads.get(&head.workspace).is_some_and(|followed| followed.head == head) {
+    let same = |followed: &Followed| followed.head == head && !followed.is_lost();
+    if known.heads.get(&head.workspace).is_some_and(same) {
         return Ok(());
     }
     let workspace = head.workspace.clone();
@@ -68,7 +69,7 @@ async fn follow(
                 report
                     .failed
                     .push(format!("the documents of `{workspace}` {revision} cannot be read: {why}"));
-                return Ok(());
+                None
             }
             Err(e) => return Err(e),
         }
@@ -93,8 +94,9 @@ impl Control {
     /// Brings what files say into the store.
     pub(crate) async fn publish_files(&self, state: &mut State, report: &mut SyncReport) {
         for workspace in state.files.leaving.clone() {
-            let was = state.known.heads.get(&workspace).is_some_and(|followed| followed.head.published);
-            match self.store.unpublish(&workspace, Origin::File, &self.stamp()).await {
+            let head = state.known.heads.get(&workspace).map(|followed| &followed.head);
+            let (was, this) = (head.is_some_and(|head| head.published), head.map(|head| head.revision));
+            match self.store.unpublish(&workspace, this, Origin::File, &self.stamp()).await {
                 Ok(()) | Err(StoreError::NoSuchWorkspace(_)) => {
                     state.files.leaving.remove(&workspace);
                     if was {
@@ -102,6 +104,8 @@ impl Control {
                     }
                     self.look_again(state, &workspace, report).await;
                 }
+                // Somebody has published it since.
+                Err(StoreError::Conflict { .. }) => state.known.generation = None,
                 Err(e) => report.failed.push(format!("`{workspace}` could not be unpublished: {e}")),
             }
         }
@@ -142,8 +146,9 @@ impl Control {
         if same_content(&documents, &sealed, workspace, &self.key_ring) {
             return Ok(());
         }
+        let upon = Upon::Seen(Some(followed.head.revision));
         let encode = &mut |revision| reseal(&documents, workspace, &self.key_ring, revision);
-        let next = Next { workspace, origin: Origin::Command, file: None, raise_epoch: false, encode };
+        let next = Next { workspace, upon, origin: Origin::Command, file: None, raise_epoch: false, encode };
         let revision = commit(&*self.store, &*self.publisher, next, 1, &self.stamp()).await?;
         report.published.push((workspace.clone(), revision));
         self.look_again(state, workspace, report).await;
@@ -158,16 +163,29 @@ impl Control {
     ) -> Result<(), CommitError> {
         let Some(content) = state.files.contents.get_mut(workspace) else { return Ok(()) };
         let followed = state.known.heads.get(workspace);
-        if followed.is_some_and(|followed| content.settled.as_ref() == Some(&followed.head)) {
+        let settled = followed.is_some_and(|followed| content.settled.as_ref() == Some(&followed.head));
+        if settled || content.restless {
             return Ok(());
         }
+        let upon = Upon::Seen(followed.map(|followed| followed.head.revision));
         let file = state.files.owners.get(workspace).cloned();
         let want = self.want(&mut content.compiled, followed, file.as_deref()).await?;
+        let others = followed.filter(|followed| followed.is_of_others_since(content.settled.as_ref()));
         match (want, file) {
+            (Want::Publish, _) if let Some(Followed { head, .. }) = others => {
+                tracing::warn!(
+                    workspace = %workspace,
+                    revision = %head.revision,
+                    help = "let all controls watch the same files; the last edit counts",
+                    "another control has published something else than what the file here says"
+                );
+                content.settled = Some(head.clone());
+                return Ok(());
+            }
             (Want::Publish, file) => {
                 let compiled = &mut content.compiled;
                 let encode = &mut |revision| compiled.encode(revision);
-                let next = Next { workspace, origin: Origin::File, file, raise_epoch: false, encode };
+                let next = Next { workspace, upon, origin: Origin::File, file, raise_epoch: false, encode };
                 let revision = commit(&*self.store, &*self.publisher, next, 1, &self.stamp()).await?;
                 report.published.push((workspace.clone(), revision));
             }
@@ -232,7 +250,7 @@ impl Control {
     /// Makes the publications in Redis what the store says.
     pub(crate) async fn tell_publications(&self, state: &mut State, all: bool, report: &mut SyncReport) {
         for (workspace, followed) in &mut state.known.heads {
-            if followed.told && !all {
+            if followed.is_lost() || (followed.told && !all) {
                 continue;
             }
             let Followed { head, documents, told, news, .. } = followed;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use obol_model::{Clock, KeyId, KeyRing, Revision, VirtualKey, WorkspaceId};
 
 use crate::CommitError;
-use crate::commit::{Content, commit, reseal};
+use crate::commit::{Content, Upon, commit, reseal};
 use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::keys::{KeyChange, KeyRecord, NewKey, NoRandomness};
@@ -139,7 +139,7 @@ impl Operator {
     /// # Errors
     /// [`StoreError::NoSuchWorkspace`], or when the store could not be asked.
     pub async fn unpublish(&self, workspace: &WorkspaceId) -> Result<Effect, OperatorError> {
-        self.store.unpublish(workspace, Origin::Command, &self.stamp()).await?;
+        self.store.unpublish(workspace, None, Origin::Command, &self.stamp()).await?;
         Ok(self.tell(workspace).await)
     }
 
@@ -180,7 +180,7 @@ impl Operator {
         encode: &mut (dyn FnMut(Revision) -> Result<obol_model::snapshot::Documents, String> + Send),
     ) -> Result<Revision, OperatorError> {
         let publisher = self.publisher.as_deref().ok_or(OperatorError::NeedsRedis)?;
-        let content = Content { workspace, origin, file: None, raise_epoch, encode };
+        let content = Content { workspace, upon: Upon::Anything, origin, file: None, raise_epoch, encode };
         Ok(commit(&*self.store, publisher, content, ATTEMPTS, &self.stamp()).await?)
     }
 

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io::ErrorKind;
@@ -44,6 +44,14 @@ pub(crate) enum Change {
     Gone(PathBuf),
 }
 
+/// What a look at the files found, which is what they say at this moment: all of them were read.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    pub(crate) changes: Vec<Change>,
+    /// Files that say something else by now than what was told of them last, or may in a moment.
+    pub(crate) restless: BTreeSet<PathBuf>,
+}
+
 impl fmt::Debug for Scanner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scanner").field("source", &self.source).finish_non_exhaustive()
@@ -68,19 +76,21 @@ impl Scanner {
     /// # Errors
     /// When the folder cannot be listed or suddenly holds no file: a volume that went away must not unpublish
     /// everything.
-    pub(crate) fn scan(&mut self, settle: bool) -> Result<Vec<Change>, String> {
+    pub(crate) fn scan(&mut self, settle: bool) -> Result<Look, String> {
         let listed = list(&self.source)?;
         if listed.is_empty() && !self.files.is_empty() {
             let source = self.source.display();
             return Err(format!("`{source}` holds no workspace file any more; what is published stays"));
         }
-        let mut changes = Vec::new();
+        let Look { mut changes, mut restless } = Look::default();
         self.files.retain(|path, watched| {
             let absent = !listed.contains(path);
             let gone = absent && (watched.absent >= CALM_LOOKS || !settle);
             watched.absent = if absent { watched.absent.saturating_add(1) } else { 0 };
             if gone {
                 changes.push(Change::Gone(path.clone()));
+            } else if absent {
+                restless.insert(path.clone());
             }
             !gone
         });
@@ -98,6 +108,7 @@ impl Scanner {
                 }
             }
             if settle && watched.calm < CALM_LOOKS {
+                restless.insert(path);
                 continue;
             }
             match watched.fresh.take() {
@@ -106,7 +117,7 @@ impl Scanner {
                 None => {}
             }
         }
-        Ok(changes)
+        Ok(Look { changes, restless })
     }
 }
 
@@ -157,6 +168,7 @@ mod tests {
     struct Bench {
         folder: TempDir,
         scanner: Scanner,
+        restless: Vec<String>,
     }
 
     impl Bench {
@@ -165,7 +177,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let ring = Arc::new(KeyRing::ephemeral().unwrap());
             let scanner = Scanner::new(folder.path().to_owned(), ring, Arc::new(|_| None));
-            let mut bench = Self { folder, scanner };
+            let mut bench = Self { folder, scanner, restless: Vec::new() };
             for name in ["acme", "beta"] {
                 bench.write(
                     &format!("{name}.yaml"),
@@ -173,7 +185,7 @@ mod tests {
                 );
                 bench.write(&format!("{name}.cedar"), PERMIT);
             }
-            assert_eq!(bench.scanner.scan(false).unwrap().len(), 2);
+            assert_eq!(bench.scanner.scan(false).unwrap().changes.len(), 2);
             bench
         }
 
@@ -192,7 +204,7 @@ mod tests {
 
         /// What a settled look finds, in words.
         fn look(&mut self) -> Vec<String> {
-            let changes = self.scanner.scan(true).unwrap();
+            let Look { changes, restless } = self.scanner.scan(true).unwrap();
             let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
             let words = changes.into_iter().map(|change| match change {
                 Change::Compiled(path, compiled) => {
@@ -202,6 +214,7 @@ mod tests {
                 Change::Refused(path, faults) => format!("{} refused: {}", name(&path), faults[0].message),
                 Change::Gone(path) => format!("{} gone", name(&path)),
             });
+            self.restless = restless.iter().map(|path| name(path)).collect();
             words.collect()
         }
 
@@ -225,7 +238,10 @@ mod tests {
         );
         let whole = format!("{PERMIT}{PERMIT}{FORBID}");
         bench.write("acme.cedar", &whole);
-        assert_eq!(bench.looks(), [nothing(), nothing(), vec![format!("acme.yaml: {whole}")]]);
+        assert_eq!([bench.look(), bench.look()], [nothing(), nothing()]);
+        assert_eq!(bench.restless, ["acme.yaml"]);
+        assert_eq!(bench.look(), [format!("acme.yaml: {whole}")]);
+        assert_eq!(bench.restless, [""; 0]);
         assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
     }
 
@@ -253,6 +269,7 @@ mod tests {
         let text = fs::read_to_string(bench.path("acme.yaml")).unwrap();
         fs::remove_file(bench.path("acme.yaml")).unwrap();
         assert_eq!([bench.look(), bench.look()], [nothing(), nothing()]);
+        assert_eq!(bench.restless, ["acme.yaml"]);
         bench.write("acme.yaml", &text);
         assert_eq!(bench.look(), nothing());
         fs::remove_file(bench.path("acme.yaml")).unwrap();

@@ -6,7 +6,7 @@ use obol_model::{KeyHash, Revision, WorkspaceId};
 
 use crate::compile::Compiled;
 use crate::keys::KeyRecord;
-use crate::scan::Change;
+use crate::scan::{Change, Look};
 use crate::store::Head;
 use crate::{Fault, SyncReport};
 
@@ -41,7 +41,7 @@ pub(crate) struct Known {
 #[derive(Debug)]
 pub(crate) struct Followed {
     pub(crate) head: Head,
-    /// Those of a published one.
+    /// Those of a published one, when they can be read.
     pub(crate) documents: Option<Documents>,
     /// Whether Redis was made to say the same.
     pub(crate) told: bool,
@@ -49,6 +49,20 @@ pub(crate) struct Followed {
     pub(crate) news: bool,
     /// Whether its secrets were found to be sealed by the first key of the ring.
     pub(crate) sealed: bool,
+}
+
+impl Followed {
+    /// Whether its documents cannot be read. What is published of it stays; a new revision puts it right.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.head.published && self.documents.is_none()
+    }
+
+    /// Whether it is what another control published of its files, after those of this one had their say. Putting this
+    /// one's above it would have the two of them do that for ever.
+    pub(crate) fn is_of_others_since(&self, settled: Option<&Head>) -> bool {
+        let newer = settled.is_some_and(|settled| settled.revision < self.head.revision);
+        newer && self.documents.is_some() && !self.head.held
+    }
 }
 
 /// Which files speak for which workspaces.
@@ -70,11 +84,24 @@ pub(crate) struct Content {
     pub(crate) compiled: Compiled,
     /// The head with which it was found to agree, or to have nothing to say.
     pub(crate) settled: Option<Head>,
+    /// Whether the file may say something else by now.
+    pub(crate) restless: bool,
 }
 
 impl Spoken {
+    /// Takes up a look at the files.
+    pub(crate) fn take_up(&mut self, look: Look, report: &mut SyncReport) {
+        for change in look.changes {
+            self.apply(change, report);
+        }
+        self.release();
+        for (workspace, content) in &mut self.contents {
+            content.restless = self.owners.get(workspace).is_some_and(|path| look.restless.contains(path));
+        }
+    }
+
     /// Takes up one change of the files.
-    pub(crate) fn apply(&mut self, change: Change, report: &mut SyncReport) {
+    fn apply(&mut self, change: Change, report: &mut SyncReport) {
         match change {
             Change::Gone(path) => {
                 self.waiting.remove(&path);
@@ -124,12 +151,12 @@ impl Spoken {
         self.waiting.remove(&path);
         self.leaving.remove(&workspace);
         self.owners.insert(workspace.clone(), path);
-        self.contents.insert(workspace, Content { compiled, settled: None });
+        self.contents.insert(workspace, Content { compiled, settled: None, restless: false });
     }
 
     /// Files that waited for a workspace may have it now: a renamed file is no reason to unpublish. What nobody
     /// speaks for leaves.
-    pub(crate) fn release(&mut self) {
+    fn release(&mut self) {
         for (path, compiled) in std::mem::take(&mut self.waiting) {
             if self.owners.contains_key(&compiled.workspace.workspace_id) {
                 self.waiting.insert(path, compiled);

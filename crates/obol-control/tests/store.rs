@@ -47,9 +47,9 @@ fn docs(id: &str, environment: &str, revision: Revision) -> Documents {
     Documents::encode(&workspace, &policy).unwrap()
 }
 
-fn new(id: &str, revision: Revision, origin: Origin) -> NewRevision {
+fn new(id: &str, after: Option<Revision>, revision: Revision, origin: Origin) -> NewRevision {
     let file = (origin == Origin::File).then(|| PathBuf::from(format!("/ws/{id}.yaml")));
-    NewRevision { workspace: ws(id), revision, documents: docs(id, "é", revision), origin, file }
+    NewRevision { workspace: ws(id), after, revision, documents: docs(id, "é", revision), origin, file }
 }
 
 fn key(workspace: &str) -> KeyRecord {
@@ -74,21 +74,35 @@ async fn contract(store: &dyn ControlStore) {
     assert_eq!((store.history(&ws("acme")).await.unwrap(), store.audit(9).await.unwrap()), (vec![], vec![]));
 
     // Revisions only grow.
-    store.publish(new("acme", rev(3), Origin::File), &by("control")).await.unwrap();
+    store.publish(new("acme", None, rev(3), Origin::File), &by("control")).await.unwrap();
     assert!(grew().await);
     for old in [rev(3), rev(2), Revision { epoch: 0, number: 9 }] {
-        let refused = store.publish(new("acme", old, Origin::File), &by("control")).await;
+        let refused = store.publish(new("acme", Some(rev(3)), old, Origin::File), &by("control")).await;
         assert!(
             matches!(&refused, Err(StoreError::Conflict { there, .. }) if *there == rev(3)),
             "{refused:?}"
         );
     }
+    // And only upon what they were decided upon.
+    for stale in [None, Some(rev(2)), Some(rev(4))] {
+        let refused = store.publish(new("acme", stale, rev(4), Origin::File), &by("control")).await;
+        assert!(
+            matches!(&refused, Err(StoreError::Conflict { there, .. }) if *there == rev(3)),
+            "{stale:?}: {refused:?}"
+        );
+        if stale.is_some() {
+            let refused = store.unpublish(&ws("acme"), stale, Origin::File, &by("control")).await;
+            assert!(matches!(refused, Err(StoreError::Conflict { .. })), "{stale:?}: {refused:?}");
+        }
+    }
+    let lost = store.publish(new("lost", Some(rev(1)), rev(2), Origin::File), &by("control")).await;
+    assert!(matches!(lost, Err(StoreError::NoSuchWorkspace(_))), "{lost:?}");
     let last = Revision { epoch: 1, number: 1 << 53 };
-    let refused = store.publish(new("acme", last, Origin::File), &by("control")).await;
+    let refused = store.publish(new("acme", Some(rev(3)), last, Origin::File), &by("control")).await;
     assert!(matches!(refused, Err(StoreError::Exhausted { .. })), "{refused:?}");
     assert!(!grew().await, "nothing changed");
-    store.publish(new("acme", rev(5), Origin::Command), &by("user:me")).await.unwrap();
-    store.publish(new("beta", rev(1), Origin::Command), &by("user:me")).await.unwrap();
+    store.publish(new("acme", Some(rev(3)), rev(5), Origin::Command), &by("user:me")).await.unwrap();
+    store.publish(new("beta", None, rev(1), Origin::Command), &by("user:me")).await.unwrap();
     let head = store.head(&ws("acme")).await.unwrap().unwrap();
     assert_eq!((head.revision, head.published, head.held), (rev(5), true, true));
     assert_eq!((head.file, head.file_revision), (Some("/ws/acme.yaml".into()), Some(rev(3))));
@@ -104,23 +118,23 @@ async fn contract(store: &dyn ControlStore) {
 
     // Not published, by a command and then since the file is gone.
     assert!(grew().await);
-    store.unpublish(&ws("acme"), Origin::Command, &by("user:me")).await.unwrap();
+    store.unpublish(&ws("acme"), None, Origin::Command, &by("user:me")).await.unwrap();
     assert!(grew().await);
-    store.unpublish(&ws("acme"), Origin::Command, &by("user:me")).await.unwrap();
+    store.unpublish(&ws("acme"), None, Origin::Command, &by("user:me")).await.unwrap();
     assert!(!grew().await, "it was not published before");
     let head = store.head(&ws("acme")).await.unwrap().unwrap();
     assert_eq!((head.revision, head.published, head.held), (rev(5), false, true));
-    store.unpublish(&ws("acme"), Origin::File, &by("control")).await.unwrap();
+    store.unpublish(&ws("acme"), Some(rev(5)), Origin::File, &by("control")).await.unwrap();
     let head = store.head(&ws("acme")).await.unwrap().unwrap();
     assert_eq!((head.published, head.held, head.file), (false, false, None));
-    let nowhere = store.unpublish(&ws("nowhere"), Origin::File, &by("control")).await;
+    let nowhere = store.unpublish(&ws("nowhere"), None, Origin::File, &by("control")).await;
     assert!(matches!(nowhere, Err(StoreError::NoSuchWorkspace(_))), "{nowhere:?}");
     let nowhere = store.set_file(&ws("nowhere"), "/x".into()).await;
     assert!(matches!(nowhere, Err(StoreError::NoSuchWorkspace(_))), "{nowhere:?}");
     store.set_file(&ws("beta"), "/other/beta.yaml".into()).await.unwrap();
     assert_eq!(store.head(&ws("beta")).await.unwrap().unwrap().file, Some("/other/beta.yaml".into()));
     let rollback = Origin::Rollback { to: rev(3) };
-    store.publish(new("acme", rev(6), rollback), &by("user:me")).await.unwrap();
+    store.publish(new("acme", Some(rev(5)), rev(6), rollback), &by("user:me")).await.unwrap();
     assert_eq!(store.history(&ws("acme")).await.unwrap()[0].origin, rollback);
 
     // Keys.
@@ -162,7 +176,10 @@ async fn contract(store: &dyn ControlStore) {
 
     // History is bounded, but for the newest that came from the file.
     for number in 7..=70 {
-        store.publish(new("acme", rev(number), Origin::Command), &by("user:me")).await.unwrap();
+        store
+            .publish(new("acme", Some(rev(number - 1)), rev(number), Origin::Command), &by("user:me"))
+            .await
+            .unwrap();
     }
     let kept: Vec<u64> =
         store.history(&ws("acme")).await.unwrap().iter().map(|i| i.revision.number).collect();
@@ -177,8 +194,9 @@ async fn nobody_loses_a_revision(stores: Vec<Arc<dyn ControlStore>>, each: u64) 
     let publishing = stores.into_iter().map(|store| async move {
         let mut done = 0;
         while done < each {
-            let used = store.head(&ws("acme")).await.unwrap().map_or(0, |head| head.revision.number);
-            match store.publish(new("acme", rev(used + 1), Origin::Command), &by("user:me")).await {
+            let after = store.head(&ws("acme")).await.unwrap().map(|head| head.revision);
+            let used = after.map_or(0, |after| after.number);
+            match store.publish(new("acme", after, rev(used + 1), Origin::Command), &by("user:me")).await {
                 Ok(()) => done += 1,
                 Err(StoreError::Conflict { there, .. }) => assert!(there.number > used),
                 Err(e) => panic!("{e}"),
@@ -268,7 +286,7 @@ async fn a_directory_of_a_later_release_is_refused() {
 async fn a_change_that_was_cut_off_has_not_happened() {
     let dir = tempfile::tempdir().unwrap();
     let store = FileStore::new(dir.path());
-    store.publish(new("acme", rev(1), Origin::Command), &by("")).await.unwrap();
+    store.publish(new("acme", None, rev(1), Origin::Command), &by("")).await.unwrap();
     // Killed between the revision and the head, and in the middle of a line of the audit and of a file.
     let folder = dir.path().join("workspaces/acme");
     fs::copy(folder.join("1.1.json"), folder.join("1.2.json")).unwrap();
@@ -278,7 +296,7 @@ async fn a_change_that_was_cut_off_has_not_happened() {
     assert_eq!(store.documents(&ws("acme"), rev(2)).await.unwrap(), None);
     assert_eq!(store.history(&ws("acme")).await.unwrap().len(), 1);
     assert_eq!(store.audit(9).await.unwrap().len(), 1);
-    store.publish(new("acme", rev(2), Origin::Command), &by("")).await.unwrap();
+    store.publish(new("acme", Some(rev(1)), rev(2), Origin::Command), &by("")).await.unwrap();
     assert_eq!(store.documents(&ws("acme"), rev(2)).await.unwrap(), Some(docs("acme", "é", rev(2))));
     assert_eq!(store.audit(9).await.unwrap().len(), 2);
 }

@@ -224,8 +224,14 @@ impl Place {
         self.changed()
     }
 
-    fn unpublish(&self, workspace: &WorkspaceId, origin: Origin, by: &Stamp) -> Result<(), StoreError> {
-        let Some(next) = unpublished(&self.known(workspace)?, origin) else { return Ok(()) };
+    fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        this: Option<Revision>,
+        origin: Origin,
+        by: &Stamp,
+    ) -> Result<(), StoreError> {
+        let Some(next) = unpublished(&self.known(workspace)?, this, origin)? else { return Ok(()) };
         self.log(&AuditEntry::new(Action::Unpublish, workspace, by).with_revision(next.revision))?;
         self.set_head(&next)?;
         self.changed()
@@ -364,9 +370,15 @@ impl ControlStore for FileStore {
         self.changing(move |place| place.publish(new, &by)).await
     }
 
-    async fn unpublish(&self, workspace: &WorkspaceId, origin: Origin, by: &Stamp) -> Result<(), StoreError> {
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        this: Option<Revision>,
+        origin: Origin,
+        by: &Stamp,
+    ) -> Result<(), StoreError> {
         let (workspace, by) = (workspace.clone(), by.clone());
-        self.changing(move |place| place.unpublish(&workspace, origin, &by)).await
+        self.changing(move |place| place.unpublish(&workspace, this, origin, &by)).await
     }
 
     async fn set_file(&self, workspace: &WorkspaceId, file: PathBuf) -> Result<(), StoreError> {

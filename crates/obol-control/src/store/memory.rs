@@ -103,11 +103,17 @@ impl ControlStore for MemoryStore {
         Ok(())
     }
 
-    async fn unpublish(&self, workspace: &WorkspaceId, origin: Origin, by: &Stamp) -> Result<(), StoreError> {
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        this: Option<Revision>,
+        origin: Origin,
+        by: &Stamp,
+    ) -> Result<(), StoreError> {
         let mut content = self.0.lock();
         let head = content.heads.get(workspace);
         let head = head.ok_or_else(|| StoreError::NoSuchWorkspace(workspace.clone()))?;
-        if let Some(next) = unpublished(head, origin) {
+        if let Some(next) = unpublished(head, this, origin)? {
             let entry = AuditEntry::new(Action::Unpublish, workspace, by).with_revision(next.revision);
             content.heads.insert(workspace.clone(), next);
             content.changed(Some(entry));

@@ -99,14 +99,22 @@ pub trait ControlStore: std::fmt::Debug + Send + Sync + 'static {
     /// Adds a revision and makes it the one that is published.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] unless it is higher than every one that was used.
+    /// [`StoreError::Conflict`] unless it is higher than every one that was used, and the highest is still the one that
+    /// it comes after.
     async fn publish(&self, new: NewRevision, by: &Stamp) -> Result<(), StoreError>;
 
-    /// Says that a workspace is not published. Its revisions stay, and its numbers go on. Doing it again changes nothing.
+    /// Says that a workspace is not published: whichever revision it has, or only `this` one. Its revisions stay, and its
+    /// numbers go on. Doing it again changes nothing.
     ///
     /// # Errors
-    /// [`StoreError::NoSuchWorkspace`].
-    async fn unpublish(&self, workspace: &WorkspaceId, origin: Origin, by: &Stamp) -> Result<(), StoreError>;
+    /// [`StoreError::NoSuchWorkspace`], or [`StoreError::Conflict`] when it has another revision than `this`.
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        this: Option<Revision>,
+        origin: Origin,
+        by: &Stamp,
+    ) -> Result<(), StoreError>;
 
     /// Says which file speaks for a workspace, when that is all that changed.
     ///
@@ -130,8 +138,8 @@ pub trait ControlStore: std::fmt::Debug + Send + Sync + 'static {
 /// Why the store cannot do something.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// Somebody else has published this revision or a higher one.
-    #[error("`{workspace}` has revision {there} already")]
+    /// Somebody else was faster.
+    #[error("`{workspace}` has revision {there} by now")]
     Conflict {
         /// Whose.
         workspace: WorkspaceId,
@@ -234,6 +242,8 @@ pub struct Head {
 pub struct NewRevision {
     /// Whose.
     pub workspace: WorkspaceId,
+    /// The highest that was used when this one was decided upon.
+    pub after: Option<Revision>,
     /// Which.
     pub revision: Revision,
     /// The content.
@@ -332,10 +342,12 @@ fn published(head: Option<&Head>, new: &NewRevision) -> Result<Head, StoreError>
     if new.revision.number > LAST_NUMBER {
         return Err(StoreError::Exhausted { workspace });
     }
-    if let Some(head) = head
-        && new.revision <= head.revision
-    {
-        return Err(StoreError::Conflict { workspace, there: head.revision });
+    match head.map(|head| head.revision) {
+        Some(there) if new.after != Some(there) || new.revision <= there => {
+            return Err(StoreError::Conflict { workspace, there });
+        }
+        None if new.after.is_some() => return Err(StoreError::NoSuchWorkspace(workspace)),
+        Some(_) | None => {}
     }
     let from_file = new.origin == Origin::File;
     Ok(Head {
@@ -350,11 +362,14 @@ fn published(head: Option<&Head>, new: &NewRevision) -> Result<Head, StoreError>
 
 /// What a workspace is after it was unpublished, unless it was already. When its file is gone nothing speaks for it any
 /// more; after a command the file that is still there does not bring it back.
-fn unpublished(head: &Head, origin: Origin) -> Option<Head> {
+fn unpublished(head: &Head, this: Option<Revision>, origin: Origin) -> Result<Option<Head>, StoreError> {
+    if this.is_some_and(|this| this != head.revision) {
+        return Err(StoreError::Conflict { workspace: head.workspace.clone(), there: head.revision });
+    }
     let held = origin != Origin::File;
     let file = head.file.clone().filter(|_| held);
     let next = Head { published: false, held, file, ..head.clone() };
-    (next != *head).then_some(next)
+    Ok((next != *head).then_some(next))
 }
 
 /// The revisions that need not be kept, of those of a workspace, newest first.

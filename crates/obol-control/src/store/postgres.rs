@@ -240,12 +240,20 @@ impl ControlStore for PostgresStore {
             .await
     }
 
-    async fn unpublish(&self, workspace: &WorkspaceId, origin: Origin, by: &Stamp) -> Result<(), StoreError> {
+    async fn unpublish(
+        &self,
+        workspace: &WorkspaceId,
+        this: Option<Revision>,
+        origin: Origin,
+        by: &Stamp,
+    ) -> Result<(), StoreError> {
         self.link
             .run(async |client| {
                 let tx = client.transaction().await?;
                 begin(&tx).await?;
-                let Some(next) = unpublished(&known(&tx, workspace).await?, origin) else { return Ok(()) };
+                let Some(next) = unpublished(&known(&tx, workspace).await?, this, origin)? else {
+                    return Ok(());
+                };
                 set_head(&tx, &next).await?;
                 let entry = AuditEntry::new(Action::Unpublish, workspace, by).with_revision(next.revision);
                 log(&tx, &entry).await?;

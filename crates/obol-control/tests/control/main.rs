@@ -239,6 +239,51 @@ async fn edits_are_published_and_the_same_content_is_not() {
     assert_eq!(published(&bench.control_with(ROTATED).sync_once().await), [("acme".into(), 4)]);
 }
 
+/// Two controls that see an edit at different times agree on it, and neither undoes what the other has done.
+#[tokio::test]
+async fn controls_of_one_folder_publish_an_edit_once() {
+    let bench = Bench::new().await;
+    bench.workspace("acme", "one");
+    let controls = [bench.control(), bench.control()];
+    let passes = async || {
+        let (one, other) = tokio::join!(controls[0].sync_once(), controls[1].sync_once());
+        [published(&one), published(&other)].concat()
+    };
+    assert_eq!(passes().await, [("acme".into(), 1)]);
+    for round in 2..=20 {
+        bench.workspace("acme", &format!("round-{round}"));
+        assert_eq!(passes().await, [("acme".into(), round)], "whoever was slower did nothing");
+        assert_eq!(passes().await, []);
+    }
+    let history = bench.store.history(&ws("acme")).await.unwrap();
+    assert!(history.iter().map(|info| info.revision.number).eq((1..=20).rev()), "{history:?}");
+}
+
+/// Two controls whose folders differ, as in the middle of a rollout: what was said last stands, and the one that says
+/// something else does not say it again and again.
+#[tokio::test]
+async fn controls_whose_files_differ_do_not_fight() {
+    let (bench, mut other) = (Bench::new().await, Bench::new().await);
+    (other.store, other.publisher) = (bench.store.clone(), bench.publisher.clone());
+    bench.workspace("acme", "old");
+    other.workspace("acme", "new");
+    let (old, new) = (bench.control(), other.control());
+    assert_eq!(published(&old.sync_once().await), [("acme".into(), 1)]);
+    assert_eq!(published(&new.sync_once().await), [("acme".into(), 2)]);
+    for _ in 0..3 {
+        assert_eq!([published(&old.sync_once().await), published(&new.sync_once().await)], [[], []]);
+    }
+    assert_eq!(bench.environment("acme").await.as_deref(), Some("new"));
+    let head = bench.folder.path().join("state/workspaces/acme/head.json");
+    let backup = fs::read(&head).unwrap();
+    bench.workspace("acme", "newer");
+    assert_eq!(published(&old.sync_once().await), [("acme".into(), 3)], "an edit counts again");
+    // A store that a backup took back in time is no word of another control.
+    fs::write(&head, backup).unwrap();
+    assert_eq!(published(&old.sync_once().await), [("acme".into(), 4)]);
+    assert_eq!(bench.environment("acme").await.as_deref(), Some("newer"));
+}
+
 fn read(bench: &Bench, name: &str) -> String {
     fs::read_to_string(bench.folder.path().join("ws").join(name)).unwrap()
 }
