@@ -60,8 +60,9 @@ bench: core ## Obol beside a bare reverse proxy and no proxy at all, in one run 
 	@exec $(target)/release/obol-bench $(BENCH)
 
 .PHONY: docs
-docs: toolchain ## Write docs/configuration.md again
+docs: toolchain ## Write the generated pages again: the configuration and the Cedar schema
 	@page=$$(cargo run --locked --quiet -p obol -- config docs); printf '%s\n' "$$page" >docs/configuration.md
+	@cp crates/obol-authz/src/obol.cedarschema docs/obol.cedarschema
 
 .PHONY: fmt
 fmt: rust ## Format the code

@@ -7,6 +7,7 @@ use obol_auth::ServiceTokens;
 use obol_model::{Clock as _, Secret, SystemClock, VirtualKey};
 use obol_testkit::cluster::Cluster;
 use obol_testkit::eventually;
+use obol_testkit::port::Port;
 use obol_testkit::postgres::Postgres;
 use obol_testkit::process::{Proc, Stream};
 use obol_tests::client::{Reply, http};
@@ -228,6 +229,36 @@ async fn control_keeps_its_state_in_postgres_and_survives_its_absence() {
     assert_eq!(second.exit_status(), None, "nor did this one");
     let audit = postgres.sql("SELECT action, epoch, number FROM obol_audit ORDER BY id");
     assert_eq!(audit, "publish|1|1\nnew_key||\npublish|1|2\nrevoke_key||");
+}
+
+/// Redis lost a key, and its promise to hold them all: a replica asks control instead of refusing.
+#[tokio::test]
+async fn a_replica_asks_control_about_a_key_that_redis_lost() {
+    let port = Port::reserve();
+    let world = World::with(1, "", |builder| {
+        builder
+            .control_env("OBOL_CONTROL_LISTEN", &port.addr().to_string())
+            .gateway_env("OBOL_CONTROL_URL", &format!("http://{}", port.addr()))
+    })
+    .await;
+    let (redis, url) = (world.cluster.redis(), format!("{}/v1/models", world.url()));
+    // Control puts it back within ten seconds, which must not be what answers here.
+    eventually(SOON * 2, || async {
+        let key = world.cluster.new_key("acme", &[]).await;
+        let record = format!("key:{}", key.parse::<VirtualKey>().unwrap().hash().hex());
+        redis.cli(&["DEL", &record, "keys:loaded"]).await;
+        let reply = Reply::of(http().get(&url).bearer_auth(&key)).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        redis.keys("key:*").await.iter().all(|there| *there != record)
+    })
+    .await;
+    let stranger = format!("obol_{}", "A".repeat(43));
+    redis.cli(&["DEL", "keys:loaded"]).await;
+    assert_eq!(
+        Reply::of(http().get(&url).bearer_auth(stranger)).await.status,
+        401,
+        "control knows all of them"
+    );
 }
 
 /// The internal API: whoever may ask is told what the store says, to the byte; nobody else is told anything.

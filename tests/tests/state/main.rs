@@ -12,6 +12,7 @@
 
 mod catalogue;
 mod control;
+mod credentials;
 mod failover;
 mod key_races;
 mod keys;
@@ -24,4 +25,5 @@ mod published;
 mod redis_paused;
 mod sessions;
 mod timeline;
+mod tls;
 mod torn_read;

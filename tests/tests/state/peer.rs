@@ -7,6 +7,7 @@ use obol_model::{Clock as _, Secret, SystemClock};
 use obol_testkit::cluster::Cluster;
 use obol_testkit::eventually;
 use obol_testkit::fake_mcp::Stall;
+use obol_testkit::process::{built_binary, is_running};
 use obol_tests::SOON;
 use obol_tests::client::{Mcp, Reply, http};
 use obol_tests::world::World;
@@ -75,6 +76,26 @@ async fn a_session_that_is_deleted_ends_on_every_replica_at_once_and_its_id_show
     let logs = cluster.logs();
     assert!(logs.contains("session ended elsewhere"), "nobody was told");
     assert!(!logs.contains(client.session()), "the session id stands in a log");
+}
+
+/// The stdio server of a session runs on the replica that was asked first, and goes wherever its end is asked for.
+#[tokio::test]
+async fn a_stdio_server_ends_when_its_session_is_deleted_on_another_replica() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("pid");
+    let demo = built_binary("obol-demo").unwrap();
+    let script = format!("echo $$ > {}; exec {} mcp-stdio", pid.display(), demo.display());
+    let connection = format!("  local:\n    transport: stdio\n    command: [sh, -c, '{script}']\n");
+    let world = World::with(2, &connection, |builder| builder).await;
+    let client = world.connect().await;
+    let at = |index| client.at(&world.cluster.public_url(index));
+    at(0).call("local__roll_dice", "{}").await;
+    let pid: u32 = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    assert!(is_running(pid));
+    let deleted = Instant::now();
+    assert_eq!(at(1).delete().await.status, 204);
+    eventually(AT_ONCE, || async { !is_running(pid) }).await;
+    println!("ended {:?} after the DELETE elsewhere", deleted.elapsed());
 }
 
 #[tokio::test]

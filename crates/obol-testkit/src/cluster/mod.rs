@@ -193,10 +193,23 @@ impl Cluster {
 
     /// The shared secret of the service JWTs, to sign one with.
     pub fn service_jwt_secret(&self) -> &str {
-        &self.settings.env["OBOL_SERVICE_JWT_SECRET"]
+        self.env("OBOL_SERVICE_JWT_SECRET")
     }
 
     // What tests do to it.
+
+    /// An environment variable for what is started from now on, as a rolling change of the configuration has it.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.settings.env.insert(name.to_owned(), value.to_owned());
+    }
+
+    /// The value of an environment variable that all processes have.
+    ///
+    /// # Panics
+    /// When they do not have it.
+    pub fn env(&self, name: &str) -> &str {
+        &self.settings.env[name]
+    }
 
     /// `SIGKILL` to one replica; returns when it is gone, so that connections to it are refused.
     pub async fn kill9(&self, index: usize) -> ExitStatus {
