@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use obol_auth::{EmbeddedKeys, Keys, KeysOptions, KeysParts};
-use obol_model::{KeyContext, SystemClock, VirtualKey};
+use obol_model::{KeyContext, Limits, SystemClock, VirtualKey};
 
 /// Keys in memory: as many as a busy replica has.
 const KEYS: usize = 1_000;
@@ -28,6 +28,8 @@ fn main() {
             tags: vec!["team:web".to_owned()],
             disabled: false,
             expires_at: None,
+            budgets: Vec::new(),
+            limits: Limits::default(),
             revision: 1,
         };
         store.insert(key.hash(), context);

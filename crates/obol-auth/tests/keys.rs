@@ -13,7 +13,7 @@ use obol_auth::{
     AuthError, ControlKeys, EmbeddedKeys, KeyLookup, KeyStore, KeyStoreError, Keys, KeysOptions, KeysParts,
     Refusal,
 };
-use obol_model::{Clock, Invalidation, KeyContext, KeyHash, Kind, ManualClock, VirtualKey};
+use obol_model::{Clock, Invalidation, KeyContext, KeyHash, Kind, Limits, ManualClock, VirtualKey};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, broadcast};
 use tokio::time::{Instant, advance};
@@ -145,6 +145,8 @@ fn context(revision: u64) -> KeyContext {
         tags: vec!["team-a".into()],
         disabled: false,
         expires_at: None,
+        budgets: Vec::new(),
+        limits: Limits::default(),
         revision,
     }
 }
@@ -509,7 +511,7 @@ async fn control_is_asked_once_when_the_store_does_not_hold_every_key() {
     assert!(is_refused(&keys.authenticate(other.expose()).await, Refusal::Unknown));
     assert_eq!(control.questions.load(Ordering::SeqCst), 2, "its no is remembered too");
 
-    *control.record.lock() = Some(b"{\"schema_version\":2}".to_vec());
+    *control.record.lock() = Some(b"{\"schema_version\":99}".to_vec());
     let odd = VirtualKey::generate().unwrap();
     let error = keys.authenticate(odd.expose()).await.unwrap_err();
     assert!(matches!(error, AuthError::Unavailable(KeyStoreError::Unreadable { .. })));

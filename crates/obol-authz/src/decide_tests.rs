@@ -2,7 +2,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use metrics::{KeyName, SharedString};
-use obol_model::snapshot::{PolicyFile, TokenPrice};
+use obol_model::TokenPrice;
+use obol_model::snapshot::PolicyFile;
 use obol_model::{ModelName, PerMillion, Principal, ProviderName};
 
 use super::*;
@@ -308,7 +309,7 @@ fn a_model_is_known_by_its_provider_and_price_class() {
         (&other, "0", "0", PriceClass::Free, false),
     ] {
         let price = |text: &str| PerMillion::new(text.parse().unwrap());
-        let price = TokenPrice { input: price(input), cached_input: price(input), output: price(output) };
+        let price = TokenPrice::flat(price(input), price(output));
         assert_eq!(PriceClass::of(&price), class, "{input} {output}");
         let model = Resource::Model { name: &name, provider, price_class: class };
         let decision = ask(&set, &caller(&[]), Action::InvokeModel, model, CONTEXT);

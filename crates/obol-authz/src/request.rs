@@ -5,7 +5,7 @@ use std::str::FromStr as _;
 use std::sync::{Arc, LazyLock};
 
 use cedar_policy::{Entity, EntityId, EntityTypeName, EntityUid, RestrictedExpression};
-use obol_model::snapshot::TokenPrice;
+use obol_model::TokenPrice;
 use obol_model::{ConnectionName, KeyContext, ModelName, PerMillion, Principal, ProviderName, WorkspaceId};
 
 /// One question to the policies.
@@ -130,8 +130,8 @@ impl PriceClass {
     pub fn of(price: &TokenPrice) -> Self {
         const USD: u64 = 1_000_000_000;
         let million = |price: PerMillion| price.times(1_000_000).nanos();
-        match million(price.output) {
-            0 if million(price.input) == 0 => Self::Free,
+        match million(price.base.output) {
+            0 if price.is_free() => Self::Free,
             output if output <= USD => Self::Low,
             output if output <= 10 * USD => Self::Medium,
             _ => Self::High,

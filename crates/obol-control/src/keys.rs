@@ -1,5 +1,5 @@
 use jiff::Timestamp;
-use obol_model::{KeyContext, KeyHash, KeyId, Principal, VirtualKey, WorkspaceId};
+use obol_model::{KeyContext, KeyHash, KeyId, Limits, Principal, VirtualKey, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Action, StoreError};
@@ -76,6 +76,8 @@ impl KeyRecord {
             tags,
             disabled: false,
             expires_at,
+            budgets: Vec::new(),
+            limits: Limits::default(),
             revision: 1,
         };
         let record = Self {

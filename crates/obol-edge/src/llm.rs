@@ -127,7 +127,7 @@ impl LlmSurface {
         let target = attempts.get(answer.target_index).map(|a| (a.provider, a.target));
         let mut head = Response::builder().status(answer.status);
         if let Some((provider, target)) = target {
-            guard.served_by(provider, &target.model, target.price);
+            guard.served_by(provider, &target.model, target.price.clone());
             if let Ok(value) = HeaderValue::from_str(&format!("{provider}/{}", target.model)) {
                 head = head.header("x-obol-target", value);
             }
@@ -147,7 +147,7 @@ impl LlmSurface {
             principal: admitted.identity.principal(),
             revision: admitted.publication.revision(),
             kind: UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None },
-            price: Price::Tokens(model.targets.first().map(|t| t.price).unwrap_or_default()),
+            price: Price::Tokens(model.targets.first().map(|t| t.price.clone()).unwrap_or_default()),
         };
         self.meter.begin(start).map_err(|e| {
             tracing::warn!(error = %e, "completion refused, its usage could not be recorded");
@@ -267,7 +267,7 @@ impl Drop for Underway<'_> {
     fn drop(&mut self) {
         let Some(sent) = self.sent else { return };
         if let Some(Attempt { provider, target, .. }) = self.attempts.get(sent.target_index) {
-            self.guard.served_by(provider, &target.model, target.price);
+            self.guard.served_by(provider, &target.model, target.price.clone());
         }
         self.guard.set_tokens(Tokens { input: sent.estimated_input, ..Tokens::default() }, true);
     }
@@ -360,9 +360,9 @@ impl From<LlmError> for Refused {
 #[cfg(test)]
 mod tests {
     use obol_meter::{EmbeddedSink, MeterOptions, meter};
-    use obol_model::snapshot::{Target, TokenPrice};
+    use obol_model::snapshot::Target;
     use obol_model::{
-        ManualClock, NanoUsd, PerMillion, Principal, ReplicaId, RequestId, Revision, UsageEvent,
+        ManualClock, NanoUsd, PerMillion, Principal, ReplicaId, RequestId, Revision, TokenPrice, UsageEvent,
     };
     use tokio_util::sync::CancellationToken;
 
@@ -377,7 +377,7 @@ mod tests {
         let targets = [("first", 1), ("second", 3)].map(|(name, price)| Target {
             provider: name.parse().unwrap(),
             model: format!("{name}-model"),
-            price: TokenPrice { input: usd(price), ..TokenPrice::default() },
+            price: TokenPrice::flat(usd(price), usd(0)),
             stream_usage: true,
         });
         let base_url = "https://example.com/v1".parse().unwrap();
@@ -398,7 +398,7 @@ mod tests {
                     provider: None,
                     upstream_model: None,
                 },
-                price: Price::Tokens(targets[0].price),
+                price: Price::Tokens(targets[0].price.clone()),
                 request_id: RequestId::new(),
             })
             .unwrap();
@@ -420,12 +420,15 @@ mod tests {
         assert_eq!(provider, Some("second".parse().unwrap()));
         assert_eq!(upstream_model.as_deref(), Some("second-model"));
         assert_eq!((event.tokens.input, event.estimated, event.outcome), (5, true, Outcome::Partial));
-        assert_eq!(event.cost, NanoUsd::new(5 * 3_000));
+        assert_eq!(event.cost, NanoUsd::new(5 * 3_000).into());
     }
 
     #[tokio::test]
     async fn a_call_that_was_not_sent_costs_nothing() {
         let event = abandoned(None).await;
-        assert_eq!((event.tokens, event.estimated, event.cost), (Tokens::default(), false, NanoUsd::ZERO));
+        assert_eq!(
+            (event.tokens, event.estimated, event.cost),
+            (Tokens::default(), false, NanoUsd::ZERO.into())
+        );
     }
 }

@@ -32,6 +32,8 @@ pub(crate) struct Reading {
     total: Option<u64>,
     cached: Option<u64>,
     reasoning: Option<u64>,
+    audio_input: Option<u64>,
+    audio_output: Option<u64>,
     /// A count above [`MOST_TOKENS`] was reported.
     implausible: bool,
 }
@@ -67,15 +69,19 @@ impl Reading {
             #[serde(default, deserialize_with = "count")]
             prompt_cache_hit_tokens: Option<u64>,
         }
-        #[derive(Deserialize)]
+        #[derive(Default, Deserialize)]
         struct PromptDetails {
             #[serde(default, deserialize_with = "count")]
             cached_tokens: Option<u64>,
+            #[serde(default, deserialize_with = "count")]
+            audio_tokens: Option<u64>,
         }
-        #[derive(Deserialize)]
+        #[derive(Default, Deserialize)]
         struct CompletionDetails {
             #[serde(default, deserialize_with = "count")]
             reasoning_tokens: Option<u64>,
+            #[serde(default, deserialize_with = "count")]
+            audio_tokens: Option<u64>,
         }
         let Ok(raw) = serde_json::from_str::<Raw>(usage.get()) else { return Self::default() };
         let mut implausible = false;
@@ -83,17 +89,17 @@ impl Reading {
             implausible |= count.is_some_and(|count| count > MOST_TOKENS);
             count.filter(|count| *count <= MOST_TOKENS)
         };
-        let cached = raw
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens)
-            .or(raw.prompt_cache_hit_tokens);
-        let reasoning = raw.completion_tokens_details.and_then(|details| details.reasoning_tokens);
+        let prompt_details = raw.prompt_tokens_details.unwrap_or_default();
+        let completion_details = raw.completion_tokens_details.unwrap_or_default();
+        let cached = prompt_details.cached_tokens.or(raw.prompt_cache_hit_tokens);
         Self {
             prompt: believe(raw.prompt_tokens),
             completion: believe(raw.completion_tokens),
             total: believe(raw.total_tokens),
             cached: believe(cached),
-            reasoning: believe(reasoning),
+            reasoning: believe(completion_details.reasoning_tokens),
+            audio_input: believe(prompt_details.audio_tokens),
+            audio_output: believe(completion_details.audio_tokens),
             implausible,
         }
     }
@@ -110,6 +116,8 @@ impl Reading {
         self.total = later.total.or(self.total);
         self.cached = later.cached.or(self.cached);
         self.reasoning = later.reasoning.or(self.reasoning);
+        self.audio_input = later.audio_input.or(self.audio_input);
+        self.audio_output = later.audio_output.or(self.audio_output);
         self.implausible |= later.implausible;
     }
 
@@ -141,8 +149,21 @@ impl Reading {
     }
 
     fn buckets(&self, prompt: u64, output: u64) -> Tokens {
-        let cached_input = self.cached.unwrap_or(0).min(prompt);
-        Tokens { input: prompt - cached_input, cached_input, output }
+        // What does not fit into the whole was counted beside it, or not at all: the whole is what is believed.
+        let part = |count: Option<u64>, whole: u64| count.unwrap_or(0).min(whole);
+        let cached_input = part(self.cached, prompt);
+        let audio_input = part(self.audio_input, prompt - cached_input);
+        let reasoning = part(self.reasoning, output);
+        let audio_output = part(self.audio_output, output - reasoning);
+        Tokens {
+            input: prompt - cached_input - audio_input,
+            cached_input,
+            cache_write: 0,
+            audio_input,
+            output: output - reasoning - audio_output,
+            reasoning,
+            audio_output,
+        }
     }
 }
 
@@ -195,7 +216,8 @@ mod tests {
     fn exact(reading: Reading) -> (u64, u64, u64) {
         let usage = reading.usage(true, || panic!("nothing to estimate"));
         assert!(!usage.estimated);
-        (usage.tokens.input, usage.tokens.cached_input, usage.tokens.output)
+        let Tokens { input, cached_input, .. } = usage.tokens;
+        (input, cached_input, usage.tokens.completion())
     }
 
     #[test]
@@ -230,6 +252,33 @@ mod tests {
     }
 
     #[test]
+    fn what_was_thought_and_what_is_sound_have_buckets_of_their_own() {
+        let usage = reading(
+            r#"{"prompt_tokens":100,"completion_tokens":50,"total_tokens":150,
+                "prompt_tokens_details":{"cached_tokens":30,"audio_tokens":20},
+                "completion_tokens_details":{"reasoning_tokens":40,"audio_tokens":4}}"#,
+        );
+        let tokens = usage.usage(true, || panic!("nothing to estimate")).tokens;
+        let expected = Tokens {
+            input: 50,
+            cached_input: 30,
+            cache_write: 0,
+            audio_input: 20,
+            output: 6,
+            reasoning: 40,
+            audio_output: 4,
+        };
+        assert_eq!((tokens, tokens.prompt(), tokens.completion()), (expected, 100, 50));
+        // More parts than there is of the whole: the whole counts.
+        let usage = reading(
+            r#"{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":8,"audio_tokens":8},
+                "completion_tokens_details":{"reasoning_tokens":9,"audio_tokens":9}}"#,
+        );
+        let tokens = usage.usage(true, || panic!("nothing to estimate")).tokens;
+        assert_eq!((tokens.prompt(), tokens.completion()), (10, 5), "{tokens:?}");
+    }
+
+    #[test]
     fn the_last_reading_wins_and_nothing_is_added_up() {
         let mut sum = Reading::default();
         sum.update(reading(r#"{"prompt_tokens":10,"completion_tokens":1}"#));
@@ -247,10 +296,19 @@ mod tests {
         let usage = Reading::default().usage(true, estimate);
         assert_eq!(
             usage,
-            Usage { tokens: Tokens { input: 7, cached_input: 0, output: 30 }, estimated: true }
+            Usage {
+                tokens: Tokens { input: 7, cached_input: 0, output: 30, ..Tokens::default() },
+                estimated: true
+            }
         );
         let cut = reading(r#"{"prompt_tokens":10,"completion_tokens":20}"#).usage(false, estimate);
-        assert_eq!(cut, Usage { tokens: Tokens { input: 10, cached_input: 0, output: 30 }, estimated: true });
+        assert_eq!(
+            cut,
+            Usage {
+                tokens: Tokens { input: 10, cached_input: 0, output: 30, ..Tokens::default() },
+                estimated: true
+            }
+        );
     }
 
     #[test]

@@ -25,7 +25,7 @@ async fn a_plain_answer_is_relayed_byte_for_byte_with_its_usage() {
     let (status, bytes, usage) = full(answer);
     assert_eq!((status, bytes.as_str()), (200, body));
     let usage = usage.unwrap();
-    assert_eq!(usage.tokens, Tokens { input: 2, cached_input: 8, output: 4 });
+    assert_eq!(usage.tokens, Tokens { input: 2, cached_input: 8, output: 4, ..Tokens::default() });
     assert!(!usage.estimated);
 
     assert_eq!(fake.last_body().unwrap(), sent.replace("\"pub\"", "\"a-model\""));
@@ -59,7 +59,7 @@ async fn missing_usage_is_estimated_and_flagged() {
     let usage = usage.unwrap();
     assert!(usage.estimated);
     // "user" + "one two three" of the prompt, four bytes to a token.
-    assert_eq!(usage.tokens, Tokens { input: 5, cached_input: 0, output: 2 });
+    assert_eq!(usage.tokens, Tokens { input: 5, cached_input: 0, output: 2, ..Tokens::default() });
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ async fn usage_that_cannot_be_is_estimated() {
     let (_, _, usage) = full(chat(&llm(), &plain(), &[&Upstream::of(&fake, "a")]).await.unwrap());
     let usage = usage.unwrap();
     assert!(usage.estimated);
-    assert_eq!(usage.tokens, Tokens { input: 5, cached_input: 0, output: 2 });
+    assert_eq!(usage.tokens, Tokens { input: 5, cached_input: 0, output: 2, ..Tokens::default() });
 }
 
 #[tokio::test]

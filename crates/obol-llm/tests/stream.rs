@@ -51,7 +51,7 @@ async fn the_usage_that_only_we_asked_for_is_read_and_hidden() {
     fake.reply(Reply::events([ROLE, WORD, STOP, USAGE, DONE]));
     let upstream = Upstream::of(&fake, "a");
     let expected = StreamEnd {
-        tokens: Tokens { input: 2, cached_input: 8, output: 4 },
+        tokens: Tokens { input: 2, cached_input: 8, output: 4, ..Tokens::default() },
         estimated: false,
         complete: true,
     };
@@ -79,7 +79,7 @@ async fn a_stream_without_usage_is_estimated_from_what_was_relayed() {
     let (relayed, end) = relay(Reply::events([ROLE, WORD, WORD, STOP, DONE])).await;
     assert_eq!(relayed, [ROLE, WORD, WORD, STOP, DONE].concat());
     // "user" + "one two three" of the prompt; twice eight bytes of content.
-    let tokens = Tokens { input: 5, cached_input: 0, output: 4 };
+    let tokens = Tokens { input: 5, cached_input: 0, output: 4, ..Tokens::default() };
     assert_eq!(end, StreamEnd { tokens, estimated: true, complete: true });
 }
 
@@ -173,7 +173,7 @@ async fn usage_that_cannot_be_is_estimated() {
     let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":18446744073709551615}}\n\n";
     let (relayed, end) = relay(Reply::events([ROLE, WORD, STOP, usage, DONE])).await;
     assert_eq!(relayed, [ROLE, WORD, STOP, DONE].concat());
-    let tokens = Tokens { input: 3, cached_input: 0, output: 2 };
+    let tokens = Tokens { input: 3, cached_input: 0, output: 2, ..Tokens::default() };
     assert_eq!(end, StreamEnd { tokens, estimated: true, complete: true });
 }
 

@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use obol_model::snapshot::TokenPrice;
 use obol_model::{
-    Clock, Kind, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, Tokens,
-    UsageEvent, UsageKind, WorkspaceId, metric,
+    Clock, Kind, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, TokenPrice,
+    Tokens, UsageEvent, UsageKind, WorkspaceId, metric,
 };
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
@@ -130,7 +129,7 @@ pub struct Start {
 }
 
 /// How a call is priced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Price {
     /// A fixed price, due unless the call ended as [`Outcome::Error`]: one that was cut may have been executed.
     PerCall(NanoUsd),
@@ -144,11 +143,7 @@ impl Price {
         match self {
             Self::PerCall(_) if outcome == Outcome::Error => NanoUsd::ZERO,
             Self::PerCall(price) => *price,
-            Self::Tokens(price) => {
-                price.input.times(tokens.input)
-                    + price.cached_input.times(tokens.cached_input)
-                    + price.output.times(tokens.output)
-            }
+            Self::Tokens(price) => price.cost(tokens),
         }
     }
 }
@@ -241,7 +236,7 @@ impl Drop for UsageGuard {
         metrics::counter!(metric::USAGE_EVENTS, "outcome" => self.outcome.as_str()).increment(1);
         place.send(UsageEvent {
             schema_version: UsageEvent::SCHEMA,
-            event_id: self.start.request_id,
+            event_id: self.start.request_id.into(),
             workspace_id: self.start.workspace_id.clone(),
             principal: self.start.principal.clone(),
             replica: self.shared.replica.clone(),
@@ -251,8 +246,10 @@ impl Drop for UsageGuard {
             started_at: self.started_at,
             duration_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             tokens: self.tokens,
-            cost: self.start.price.cost(&self.tokens, self.outcome),
             estimated: self.estimated,
+            overrun: false,
+            reserved: NanoUsd::ZERO,
+            cost: self.start.price.cost(&self.tokens, self.outcome).into(),
         });
         // INVARIANT: after the event is in the queue, so that an idle meter means a complete queue.
         self.shared.open.remove();

@@ -33,16 +33,16 @@ async fn a_finished_call_is_one_event_with_what_was_told() {
     let mut guard = meter.begin(chat(price(9, 9, 9))).unwrap();
     let id = guard.request_id();
     guard.served_by(&"openai".parse().unwrap(), "gpt-x", price(1, 0, 2));
-    guard.set_tokens(Tokens { input: 10, cached_input: 90, output: 5 }, false);
+    guard.set_tokens(Tokens { input: 10, cached_input: 90, output: 5, ..Tokens::default() }, false);
     assert_eq!(meter.open(), 1);
     guard.finish(Outcome::Ok);
     assert_eq!(meter.open(), 0);
 
     let events = drain(flusher, &sink).await;
     let [event] = events.as_slice() else { panic!("{events:?}") };
-    assert_eq!(event.event_id, id);
+    assert_eq!(event.event_id, id.into());
     assert_eq!(event.outcome, Outcome::Ok);
-    assert_eq!(event.cost, NanoUsd::new(10 * 1000 + 5 * 2000), "at the price of the target that served");
+    assert_eq!(event.cost.nanos(), 10 * 1000 + 5 * 2000, "at the price of the target that served");
     assert_eq!(event.started_at, clock().now());
     assert_eq!(
         event.kind,
@@ -59,7 +59,7 @@ async fn a_dropped_call_is_partial_and_charged_for_what_is_known() {
     let (meter, flusher, sink) = embedded(8);
     drop(meter.begin(tool(77)).unwrap());
     let mut guard = meter.begin(chat(price(1, 1, 1))).unwrap();
-    guard.set_tokens(Tokens { input: 3, cached_input: 0, output: 4 }, true);
+    guard.set_tokens(Tokens { input: 3, cached_input: 0, output: 4, ..Tokens::default() }, true);
     drop(guard);
 
     let events = drain(flusher, &sink).await;
@@ -154,7 +154,7 @@ fn a_call_by_price_is_due_unless_it_failed() {
 proptest! {
     #[test]
     fn tokens_are_priced_per_bucket(input in 0_u64..10_000_000, cached in 0_u64..10_000_000, output in 0_u64..10_000_000) {
-        let tokens = Tokens { input, cached_input: cached, output };
+        let tokens = Tokens { input, cached_input: cached, output, ..Tokens::default() };
         // One USD per million is exactly 1000 nano-USD per token.
         let cost = Price::Tokens(price(3, 1, 15)).cost(&tokens, Outcome::Partial);
         prop_assert_eq!(cost.nanos(), 1000 * (3 * input + cached + 15 * output));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use obol_meter::{EmbeddedSink, MeterOptions, RedisSink, SinkError, UsageSink, meter};
-use obol_model::{Outcome, ReplicaId, RequestId, UsageEvent};
+use obol_model::{EventId, Outcome, ReplicaId, UsageEvent};
 use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::redis::RedisServer;
@@ -150,13 +150,13 @@ async fn a_redis_that_is_killed_and_comes_back_loses_nothing_that_was_still_ours
         id
     };
     let scenario = async {
-        let before: HashSet<RequestId> = (0..50).map(|_| call()).collect();
+        let before: HashSet<EventId> = (0..50).map(|_| call().into()).collect();
         eventually(SOON, || async { ids(&stream(&server, "acme").await) == before }).await;
         server.kill();
-        let while_away: HashSet<RequestId> = (0..50).map(|_| call()).collect();
+        let while_away: HashSet<EventId> = (0..50).map(|_| call().into()).collect();
         server.restart().await;
-        let after: HashSet<RequestId> = (0..50).map(|_| call()).collect();
-        let expected: HashSet<RequestId> = while_away.union(&after).copied().collect();
+        let after: HashSet<EventId> = (0..50).map(|_| call().into()).collect();
+        let expected: HashSet<EventId> = while_away.union(&after).copied().collect();
         eventually(SOON, || async { ids(&stream(&server, "acme").await) == expected }).await;
         shutdown.cancel();
     };
@@ -198,7 +198,8 @@ async fn a_silent_redis_loses_nothing_and_repeats_are_told_by_their_id() {
         // The first flight is given up; whether it was applied is unknown.
         eventually(SOON, || async { sink.failures.load(Ordering::SeqCst) >= 1 }).await;
         server.resume();
-        eventually(SOON, || async { ids(&stream(&server, "acme").await) == HashSet::from([id]) }).await;
+        eventually(SOON, || async { ids(&stream(&server, "acme").await) == HashSet::from([id.into()]) })
+            .await;
         shutdown.cancel();
     };
     let (report, ()) = tokio::join!(run, scenario);
@@ -224,6 +225,6 @@ async fn an_abandoned_drain_says_what_was_lost() {
     assert_eq!((report.written, report.lost), (0, 7));
 }
 
-fn ids(events: &[UsageEvent]) -> HashSet<RequestId> {
+fn ids(events: &[UsageEvent]) -> HashSet<EventId> {
     events.iter().map(|e| e.event_id).collect()
 }

@@ -187,6 +187,16 @@ impl RequestId {
     pub fn new() -> Self {
         Self(uuid::Uuid::now_v7())
     }
+
+    /// Reads what [`RequestId::as_uuid`] shows.
+    pub fn from_uuid(text: &str) -> Option<Self> {
+        uuid::Uuid::try_parse(text).ok().map(Self)
+    }
+
+    /// As records have it: a UUID with hyphens.
+    pub fn as_uuid(&self) -> impl fmt::Display + '_ {
+        self.0.as_hyphenated()
+    }
 }
 
 impl fmt::Display for RequestId {

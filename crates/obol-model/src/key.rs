@@ -6,7 +6,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{KeyId, Principal, Secret, WorkspaceId};
+use crate::{KeyBudget, KeyId, Limits, Principal, Secret, WorkspaceId};
 
 const PREFIX: &str = "obol_";
 
@@ -156,6 +156,12 @@ pub struct KeyContext {
     /// When it stops being valid; `None` is never.
     #[serde(default)]
     pub expires_at: Option<Timestamp>,
+    /// How much may be spent with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<KeyBudget>,
+    /// How fast it may call; what it leaves open the workspace says.
+    #[serde(default, skip_serializing_if = "Limits::is_open")]
+    pub limits: Limits,
     /// Grows with each change of the record, so that a cache never replaces a newer copy by an older one.
     #[serde(default)]
     pub revision: u64,
@@ -163,7 +169,7 @@ pub struct KeyContext {
 
 impl KeyContext {
     /// The version of the document that this release writes, and the highest that it reads.
-    pub const SCHEMA: u32 = 1;
+    pub const SCHEMA: u32 = 2;
 
     /// Who calls with this key. Two keys of one person are two principals.
     pub fn principal(&self) -> Principal {

@@ -5,6 +5,7 @@
 //! Everything that crosses a process boundary (snapshots, key records, usage events, invalidations) carries a
 //! version, so that replicas of two releases can share one Redis.
 
+mod budget;
 mod clock;
 mod error;
 mod id;
@@ -15,12 +16,14 @@ mod money;
 pub mod names;
 pub mod net;
 mod peer_name;
+mod price;
 mod seal;
 mod secret;
 mod session_id;
 pub mod snapshot;
 mod usage;
 
+pub use budget::{Budget, BudgetScope, KeyBudget, Limits, Window};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Kind, Origin};
 pub use id::{
@@ -28,10 +31,11 @@ pub use id::{
 };
 pub use invalidation::Invalidation;
 pub use key::{KeyContext, KeyHash, VirtualKey};
-pub use money::{NanoUsd, PerMillion};
+pub use money::{NanoUsd, PerMillion, SignedNanoUsd};
 pub use peer_name::ReplicaId;
+pub use price::{PriceTier, Rates, TokenPrice};
 pub use seal::{KeyRing, SealError};
 pub use secret::Secret;
 pub use session_id::{ParseSessionIdError, SessionId};
 pub use snapshot::Revision;
-pub use usage::{Outcome, Tokens, UsageEvent, UsageKind};
+pub use usage::{EventId, EventPart, Outcome, ParseEventIdError, Tokens, UsageEvent, UsageKind};

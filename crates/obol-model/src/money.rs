@@ -54,6 +54,24 @@ impl fmt::Display for NanoUsd {
     }
 }
 
+/// A difference between amounts, in nano-USD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SignedNanoUsd(i64);
+
+impl SignedNanoUsd {
+    /// The number of nano-USD.
+    pub fn nanos(self) -> i64 {
+        self.0
+    }
+}
+
+impl From<NanoUsd> for SignedNanoUsd {
+    fn from(amount: NanoUsd) -> Self {
+        Self(i64::try_from(amount.0).unwrap_or(i64::MAX))
+    }
+}
+
 /// A decimal amount that is no price.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no price: a decimal number from 0 to 1000000 with at most 9 digits after the point")]

@@ -10,10 +10,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use crate::{ConnectionName, ModelName, NanoUsd, PerMillion, ProviderName, WorkspaceId};
+use crate::{Budget, ConnectionName, Limits, ModelName, NanoUsd, ProviderName, TokenPrice, WorkspaceId};
 
 /// The version of the documents that this release writes, and the highest that it reads.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The most bytes that one of the documents may have: what is parsed while requests wait has to have a bound.
 pub const LARGEST_DOCUMENT: usize = 16 << 20;
@@ -62,6 +62,12 @@ pub struct WorkspaceSnapshot {
     /// Public model names.
     #[serde(default)]
     pub models: BTreeMap<ModelName, Model>,
+    /// How much may be spent. No two have the same scope and window.
+    #[serde(default)]
+    pub budgets: Vec<Budget>,
+    /// How fast each principal may call, unless its key says otherwise.
+    #[serde(default)]
+    pub limits: Limits,
 }
 
 /// Who may use a session (DESIGN §6.4).
@@ -263,17 +269,6 @@ pub struct Target {
 
 fn yes() -> bool {
     true
-}
-
-/// Prices per million tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct TokenPrice {
-    /// Prompt tokens.
-    pub input: PerMillion,
-    /// Prompt tokens that the provider read from its cache.
-    pub cached_input: PerMillion,
-    /// Completion tokens.
-    pub output: PerMillion,
 }
 
 /// The Cedar policies of a workspace.
@@ -528,6 +523,8 @@ mod tests {
                 connections: BTreeMap::new(),
                 providers: BTreeMap::new(),
                 models: BTreeMap::new(),
+                budgets: Vec::new(),
+                limits: Limits::default(),
             },
             PolicySnapshot { schema_version: SCHEMA, workspace_id, revision, files: vec![] },
         )

@@ -11,7 +11,7 @@ use obol_auth::{
     AuthError, KeyLookup, KeyStore, KeyStoreError, Keys, KeysOptions, KeysParts, RedisKeys, Refusal,
 };
 use obol_model::snapshot::{PolicySnapshot, WorkspaceSnapshot};
-use obol_model::{Invalidation, KeyContext, KeyHash, Secret, SystemClock, VirtualKey};
+use obol_model::{Invalidation, KeyContext, KeyHash, Limits, Secret, SystemClock, VirtualKey};
 use obol_redis::{Redis, RedisOptions};
 use obol_snapshot::{Compile, Publications, RedisSource};
 use obol_testkit::eventually;
@@ -88,6 +88,8 @@ fn record(number: usize, revision: u64, disabled: bool) -> Vec<u8> {
         tags: vec![],
         disabled,
         expires_at: None,
+        budgets: Vec::new(),
+        limits: Limits::default(),
         revision,
     };
     serde_json::to_vec(&context).unwrap()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use obol_model::{Invalidation, KeyContext, KeyHash, VirtualKey};
+use obol_model::{Invalidation, KeyContext, KeyHash, Limits, VirtualKey};
 use obol_testkit::fake_llm::{Raw, Reply as LlmReply};
 use obol_testkit::redis::RedisServer;
 use obol_testkit::{cluster::Builder, eventually};
@@ -31,6 +31,8 @@ pub(crate) async fn put_key(
         tags: vec![],
         disabled: false,
         expires_at: None,
+        budgets: Vec::new(),
+        limits: Limits::default(),
         revision: 1,
     };
     change(&mut context);

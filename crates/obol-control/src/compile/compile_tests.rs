@@ -119,7 +119,10 @@ fn a_full_file_compiles_to_what_it_says() {
     let prices: Vec<_> = model
         .targets
         .iter()
-        .map(|t| [t.price.input, t.price.cached_input, t.price.output].map(|p| p.times(1_000_000).nanos()))
+        .map(|t| {
+            [t.price.base.input, t.price.base.cached_input, t.price.base.output]
+                .map(|p| p.times(1_000_000).nanos())
+        })
         .collect();
     assert_eq!(
         prices,

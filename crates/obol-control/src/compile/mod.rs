@@ -14,7 +14,7 @@ use obol_authz::{Named, Policies};
 use obol_model::snapshot::{
     Connection, Documents, Model, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
 };
-use obol_model::{ConnectionName, KeyId, KeyRing, ModelName, Revision, WorkspaceId};
+use obol_model::{ConnectionName, KeyId, KeyRing, Limits, ModelName, Revision, WorkspaceId};
 
 use self::reader::{Fields, Reader, short, suggestion};
 use self::yaml::{Place, place};
@@ -181,6 +181,8 @@ impl Reader<'_> {
             connections,
             providers,
             models,
+            budgets: Vec::new(),
+            limits: Limits::default(),
         };
         Some((workspace, policy, fields.get("workspace").map_or(fields.place, place)))
     }

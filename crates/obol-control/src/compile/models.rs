@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use obol_model::snapshot::{Model, Provider, ProviderKind, Target, TokenPrice};
-use obol_model::{ModelName, NanoUsd, PerMillion, ProviderName};
+use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
+use obol_model::{ModelName, NanoUsd, PerMillion, ProviderName, Rates, TokenPrice};
 
 use super::reader::{Fields, Reader, short, suggestion};
 use super::yaml::{Node, place};
@@ -55,7 +55,7 @@ impl Reader<'_> {
             let targets: Vec<Target> =
                 nodes.iter().filter_map(|node| self.target(node, &what, providers)).collect();
             if let (Some(most), Some(node)) = (max_output, fields.get("max_output"))
-                && targets.iter().any(|target| target.price.output.times(most) == NanoUsd::MAX)
+                && targets.iter().any(|target| target.price.worst(0, most) == NanoUsd::MAX)
             {
                 let message = format!(
                     "an answer of {most} tokens could cost more than {} USD",
@@ -143,6 +143,8 @@ impl Reader<'_> {
         let cached =
             if prices.get("cached_input").is_some() { self.price(&prices, "cached_input") } else { input };
         let price = |nanos| PerMillion::new(nanos);
-        Some(TokenPrice { input: price(input?), cached_input: price(cached?), output: price(output?) })
+        let base =
+            Rates { cached_input: price(cached?), ..TokenPrice::flat(price(input?), price(output?)).base };
+        Some(TokenPrice { base, ..TokenPrice::default() })
     }
 }

@@ -9,7 +9,8 @@ use obol_llm::{
     Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Credential, Llm, LlmError, LlmOptions, Sent, Usage,
 };
 use obol_model::ProviderName;
-use obol_model::snapshot::{Target, TokenPrice};
+use obol_model::TokenPrice;
+use obol_model::snapshot::Target;
 use obol_testkit::fake_llm::FakeLlm;
 use url::Url;
 

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use obol_meter::{Price, Start};
-use obol_model::snapshot::TokenPrice;
 use obol_model::{
-    Clock, ManualClock, NanoUsd, Outcome, PerMillion, Principal, ReplicaId, RequestId, Revision, Tokens,
-    UsageEvent, UsageKind,
+    Clock, ManualClock, NanoUsd, Outcome, PerMillion, Principal, Rates, ReplicaId, RequestId, Revision,
+    TokenPrice, Tokens, UsageEvent, UsageKind,
 };
 
 pub(crate) fn clock() -> Arc<dyn Clock> {
@@ -40,13 +39,16 @@ pub(crate) fn chat(price: TokenPrice) -> Start {
 /// Prices in whole USD per million tokens.
 pub(crate) fn price(input: u64, cached: u64, output: u64) -> TokenPrice {
     let usd = |n: u64| PerMillion::new(NanoUsd::new(n * 1_000_000_000));
-    TokenPrice { input: usd(input), cached_input: usd(cached), output: usd(output) }
+    TokenPrice {
+        base: Rates { cached_input: usd(cached), ..TokenPrice::flat(usd(input), usd(output)).base },
+        ..TokenPrice::default()
+    }
 }
 
 pub(crate) fn event(workspace: &str, cost: u64) -> UsageEvent {
     UsageEvent {
         schema_version: UsageEvent::SCHEMA,
-        event_id: RequestId::new(),
+        event_id: RequestId::new().into(),
         workspace_id: workspace.parse().unwrap(),
         principal: Principal::Key("k1".parse().unwrap()),
         replica: ReplicaId::generate(),
@@ -56,7 +58,9 @@ pub(crate) fn event(workspace: &str, cost: u64) -> UsageEvent {
         started_at: "2026-01-02T03:04:05Z".parse().unwrap(),
         duration_ms: 12,
         tokens: Tokens::default(),
-        cost: NanoUsd::new(cost),
         estimated: false,
+        overrun: false,
+        reserved: NanoUsd::ZERO,
+        cost: NanoUsd::new(cost).into(),
     }
 }

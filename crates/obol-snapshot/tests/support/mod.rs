@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use obol_model::snapshot::{
     Documents, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
 };
-use obol_model::{Revision, WorkspaceId};
+use obol_model::{Limits, Revision, WorkspaceId};
 use obol_snapshot::{Compile, PublicationSource, Publications, SourceError, Stored};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -42,6 +42,8 @@ pub fn documents(id: &str, number: u64, environment: &str) -> Documents {
         connections: BTreeMap::new(),
         providers: BTreeMap::new(),
         models: BTreeMap::new(),
+        budgets: Vec::new(),
+        limits: Limits::default(),
     };
     let policy = PolicySnapshot {
         schema_version: SCHEMA,
