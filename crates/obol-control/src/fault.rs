@@ -21,6 +21,16 @@ impl Fault {
     pub(crate) fn of_file(file: &str, message: String, help: Option<&str>) -> Self {
         Self { file: file.to_owned(), line: 0, column: 0, message, help: help.map(str::to_owned) }
     }
+
+    pub(crate) fn no_text(file: &str) -> Self {
+        Self::of_file(file, "is not UTF-8 text".to_owned(), Some("save it as UTF-8"))
+    }
+
+    /// Of what the parser said, and where.
+    pub(crate) fn no_yaml(file: &str, ((line, column), message): ((u64, u64), String)) -> Self {
+        let help = Some("this is no YAML any more: look at this line and the one before".to_owned());
+        Self { file: file.to_owned(), line, column, message, help }
+    }
 }
 
 impl Fault {

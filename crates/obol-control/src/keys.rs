@@ -1,5 +1,5 @@
 use jiff::Timestamp;
-use obol_model::{KeyContext, KeyHash, KeyId, Limits, Principal, VirtualKey, WorkspaceId};
+use obol_model::{KeyBudget, KeyContext, KeyHash, KeyId, Limits, Principal, VirtualKey, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 use crate::store::{Action, StoreError};
@@ -34,6 +34,30 @@ pub struct NewKey {
     pub tags: Vec<String>,
     /// When it stops being valid; `None` is never.
     pub expires_at: Option<Timestamp>,
+    /// How much may be spent with it, once per window. What has no budget here the workspace says.
+    pub budgets: Vec<KeyBudget>,
+    /// How fast it may call; what it leaves open the workspace says.
+    pub limits: Limits,
+}
+
+impl NewKey {
+    /// One that has a name and nothing else.
+    pub fn named(workspace: WorkspaceId, name: &str) -> Self {
+        Self {
+            workspace,
+            name: name.to_owned(),
+            tags: Vec::new(),
+            expires_at: None,
+            budgets: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The schema that its documents need. What says nothing of money is written as it was before there was any, so that
+    /// processes of the earlier release go on reading it; what does they must refuse, and not overlook.
+    fn schema(&self) -> u32 {
+        if self.budgets.is_empty() && self.limits.is_open() { 1 } else { 2 }
+    }
 }
 
 /// What can become of a key.
@@ -56,8 +80,8 @@ pub enum KeyChange {
 pub struct NoRandomness;
 
 impl KeyRecord {
-    /// The version of the document that this release writes, and the highest that it reads.
-    pub const SCHEMA: u32 = 1;
+    /// The highest version of the document that this release writes and reads; version 1 has no money.
+    pub const SCHEMA: u32 = 2;
 
     /// Makes a key. This is the only moment in which its text exists here: show it and forget it.
     ///
@@ -67,21 +91,22 @@ impl KeyRecord {
         let key = VirtualKey::generate().map_err(|_| NoRandomness)?;
         let hash = key.hash();
         let key_id: KeyId = Self::id_of(&hash).parse().map_err(|_| NoRandomness)?;
-        let NewKey { workspace, name, tags, expires_at } = new;
+        let schema_version = new.schema();
+        let NewKey { workspace, name, tags, expires_at, budgets, limits } = new;
         let context = KeyContext {
-            schema_version: KeyContext::SCHEMA,
+            schema_version,
             key_id,
             workspace_id: workspace,
             name,
             tags,
             disabled: false,
             expires_at,
-            budgets: Vec::new(),
-            limits: Limits::default(),
+            budgets,
+            limits,
             revision: 1,
         };
         let record = Self {
-            schema_version: Self::SCHEMA,
+            schema_version,
             hash,
             key: context,
             created_at: now,
@@ -154,12 +179,13 @@ impl LoadedKeys {
 
 #[cfg(test)]
 mod tests {
+    use obol_model::{NanoUsd, Window};
+
     use super::*;
 
     #[test]
     fn a_key_is_kept_as_its_hash_and_its_revision_grows_with_each_change() {
-        let new =
-            NewKey { workspace: "acme".parse().unwrap(), name: "ci".into(), tags: vec![], expires_at: None };
+        let new = NewKey::named("acme".parse().unwrap(), "ci");
         let (key, mut record) = KeyRecord::generate(new, Timestamp::UNIX_EPOCH).unwrap();
         let text = serde_json::to_string(&record).unwrap();
         assert!(!text.contains(&key.expose()[5..]) && text.contains(&key.hash().hex()));
@@ -175,5 +201,24 @@ mod tests {
         assert_eq!(change(gently), (None, 4), "sessions that end do not come back");
         assert!(matches!(record.change(KeyChange::Enable, now), Err(StoreError::Revoked(_))));
         assert_eq!(record.ending_sessions().unwrap().1, record.key.principal());
+    }
+
+    #[test]
+    fn only_a_key_with_money_needs_a_reader_that_knows_of_it() {
+        let generate = |new| KeyRecord::generate(new, Timestamp::UNIX_EPOCH).unwrap().1;
+        let plain = NewKey::named("acme".parse().unwrap(), "ci");
+        let record = generate(plain.clone());
+        assert_eq!((record.schema_version, record.key.schema_version), (1, 1));
+        let text = serde_json::to_string(&record).unwrap();
+        assert!(!text.contains("budgets") && !text.contains("limits"), "{text}");
+
+        let budgets = vec![KeyBudget { window: Window::Day, limit: NanoUsd::ZERO }];
+        let limits = Limits { concurrency: Some(1), ..Limits::default() };
+        for new in [NewKey { budgets, ..plain.clone() }, NewKey { limits, ..plain }] {
+            let record = generate(new);
+            assert_eq!((record.schema_version, record.key.schema_version), (2, 2));
+            let text = serde_json::to_string(&record).unwrap();
+            assert_eq!(serde_json::from_str::<KeyRecord>(&text).unwrap(), record, "{text}");
+        }
     }
 }

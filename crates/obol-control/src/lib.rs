@@ -25,6 +25,11 @@
 //! The last one who said something new. What an operator decided (a rollback, an unpublication) stands until the file says
 //! something else than it did when it was last published.
 //!
+//! # Which files of a folder are workspaces?
+//!
+//! Every `.yaml` and `.yml` file but those whose name says that they hold prices ([`is_price_catalogue`]). The name decides
+//! and not the content, so that a workspace file with a mistake in it is a fault and never passed over.
+//!
 //! It never reads the environment: variables come through a function that the composer hands in. It serves nobody.
 
 mod commit;
@@ -46,7 +51,9 @@ mod state;
 mod store;
 
 pub use commit::CommitError;
-pub use compile::{CompileOptions, Compiled, compile_file, compile_policies};
+pub use compile::{
+    CompileOptions, Compiled, check_prices, compile_file, compile_policies, is_price_catalogue,
+};
 pub use control::{Control, ControlOptions};
 pub use fault::Fault;
 pub use files::read_bounded;

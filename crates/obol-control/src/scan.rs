@@ -8,7 +8,7 @@ use std::sync::Arc;
 use obol_model::KeyRing;
 
 use crate::Fault;
-use crate::compile::{CompileOptions, Compiled, compile_recorded};
+use crate::compile::{CompileOptions, Compiled, compile_recorded, is_price_catalogue};
 use crate::sources::{Found, Sources, reason};
 
 /// How many looks in a row must find nothing new before a change counts, the one that found it not included.
@@ -121,7 +121,7 @@ impl Scanner {
     }
 }
 
-/// The workspace files of a folder, in the order of their names; a file is itself one.
+/// The workspace files of a folder, in the order of their names, price catalogues left out; a file is itself one.
 ///
 /// # Errors
 /// When the folder cannot be read, in words.
@@ -135,7 +135,7 @@ pub fn list(source: &Path) -> Result<Vec<PathBuf>, String> {
         let path = entry.map_err(failed)?.path();
         let hidden = path.file_name().is_none_or(|n| n.as_encoded_bytes().starts_with(b"."));
         let yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
-        if yaml && !hidden && is_there(&path) {
+        if yaml && !hidden && !is_price_catalogue(&path) && is_there(&path) {
             paths.push(path);
         }
     }
@@ -289,5 +289,24 @@ mod tests {
         let expected = vec!["beta.yaml refused: cannot be read: it is no regular file".to_owned()];
         assert_eq!(bench.looks(), [nothing(), nothing(), expected]);
         assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
+    }
+
+    #[test]
+    fn a_catalogue_of_prices_is_watched_and_no_workspace() {
+        let mut bench = Bench::new();
+        let yaml = "workspace: acme\npolicies: [acme.cedar]\nprices: prices.yaml\n\
+                    providers: { p: { kind: openai, base_url: 'https://x.example/v1' } }\n\
+                    models: { m: { targets: [{ provider: p, model: mini }] } }\n";
+        bench.write("prices.yaml", "kinds: { openai: { mini: { input: 1, output: 1 } } }\n");
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()], "nobody names it");
+        bench.write("acme.yaml", yaml);
+        assert_eq!(bench.looks()[2], [format!("acme.yaml: {PERMIT}")]);
+        bench.write("prices.yaml", "kinds: { openai: { mini: { input: 1, output: 2 } } }\n");
+        assert_eq!(bench.looks()[2], [format!("acme.yaml: {PERMIT}")]);
+        bench.write("prices.yaml", "kinds: { openai: { mini: { input: 1 } } }\n");
+        assert_eq!(bench.looks()[2], ["acme.yaml refused: the price of `mini` has no `output`"]);
+        fs::remove_file(bench.path("prices.yaml")).unwrap();
+        let refused = "the price catalogue `prices.yaml` cannot be read: no such file";
+        assert_eq!(bench.looks()[2], [format!("acme.yaml refused: {refused}")]);
     }
 }

@@ -7,7 +7,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 
 use crate::files::read_with_metadata;
 
-/// The largest file that is read: workspace, policy or secret.
+/// The largest file that is read: workspace, policy, prices or secret.
 const LARGEST: u64 = 1 << 20;
 
 /// Every file that a compilation looked at, with what it saw; `None` for one that could not be read.

@@ -39,8 +39,7 @@ fn docs(id: &WorkspaceId, revision: Revision) -> Documents {
 }
 
 fn key() -> KeyRecord {
-    let new =
-        NewKey { workspace: "acme".parse().unwrap(), name: "ci".into(), tags: vec![], expires_at: None };
+    let new = NewKey::named("acme".parse().unwrap(), "ci");
     KeyRecord::generate(new, SystemClock.now()).unwrap().1
 }
 
@@ -205,8 +204,7 @@ async fn operators_against_controls_in_the_middle_of_a_pass() {
     let look = redis(&server).await;
     let own = Arc::new(publisher(&server).await);
     let operator = Operator::new(store.clone(), Some(own), clock, "user:test".into());
-    let new =
-        || NewKey { workspace: "acme".parse().unwrap(), name: "ci".into(), tags: vec![], expires_at: None };
+    let new = || NewKey::named("acme".parse().unwrap(), "ci");
     one.sync_once().await;
     let (_, mut before, _) = operator.new_key(new()).await.unwrap();
     for round in 0..ROUNDS {

@@ -53,8 +53,7 @@ fn new(id: &str, after: Option<Revision>, revision: Revision, origin: Origin) ->
 }
 
 fn key(workspace: &str) -> KeyRecord {
-    let new =
-        NewKey { workspace: ws(workspace), name: "ci".into(), tags: vec!["ops".into()], expires_at: None };
+    let new = NewKey { tags: vec!["ops".into()], ..NewKey::named(ws(workspace), "ci") };
     KeyRecord::generate(new, by("").at).unwrap().1
 }
 

@@ -31,7 +31,7 @@ pub use id::{
 };
 pub use invalidation::Invalidation;
 pub use key::{KeyContext, KeyHash, VirtualKey};
-pub use money::{NanoUsd, PerMillion, SignedNanoUsd};
+pub use money::{NanoUsd, ParseAmountError, PerMillion, SignedNanoUsd};
 pub use peer_name::ReplicaId;
 pub use price::{PriceTier, Rates, TokenPrice};
 pub use seal::{KeyRing, SealError};

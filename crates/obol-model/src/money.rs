@@ -60,6 +60,11 @@ impl fmt::Display for NanoUsd {
 pub struct SignedNanoUsd(i64);
 
 impl SignedNanoUsd {
+    /// `nanos` nano-USD.
+    pub fn new(nanos: i64) -> Self {
+        Self(nanos)
+    }
+
     /// The number of nano-USD.
     pub fn nanos(self) -> i64 {
         self.0
@@ -77,7 +82,17 @@ impl From<NanoUsd> for SignedNanoUsd {
 #[error("`{0}` is no price: a decimal number from 0 to 1000000 with at most 9 digits after the point")]
 pub struct ParsePriceError(String);
 
-fn parse_decimal_nanos(s: &str) -> Option<u64> {
+/// A decimal amount that is no limit of spending.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no amount: a decimal number from 0 to 9007199.254740991 with at most 9 digits after the point"
+)]
+pub struct ParseAmountError(String);
+
+/// The dearest price: what costs more is a slip of the decimal point.
+const DEAREST: u64 = 1_000_000 * 1_000_000_000;
+
+fn parse_decimal_nanos(s: &str, most: u64) -> Option<u64> {
     let (whole, fraction) = s.split_once('.').unwrap_or((s, ""));
     let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit());
     if whole.is_empty() || whole.len() > 7 || fraction.len() > 9 || !digits(whole) || !digits(fraction) {
@@ -85,14 +100,30 @@ fn parse_decimal_nanos(s: &str) -> Option<u64> {
     }
     let whole: u64 = whole.parse().ok()?;
     let nanos: u64 = if fraction.is_empty() { 0 } else { format!("{fraction:0<9}").parse().ok()? };
-    (whole <= 1_000_000).then_some(whole * 1_000_000_000 + nanos)
+    Some(whole * 1_000_000_000 + nanos).filter(|all| *all <= most)
+}
+
+/// As much of an input as a message quotes.
+fn short(s: &str) -> String {
+    s.chars().take(40).collect()
+}
+
+impl NanoUsd {
+    /// Reads a limit in USD as a decimal, exactly, up to [`NanoUsd::MAX`]; prices, which have a lower bound, are read with
+    /// [`str::parse`].
+    ///
+    /// # Errors
+    /// When it is no decimal number, finer than a nano-USD, or more than can be counted.
+    pub fn parse_limit(s: &str) -> Result<Self, ParseAmountError> {
+        parse_decimal_nanos(s, Self::MAX.0).map(Self).ok_or_else(|| ParseAmountError(short(s)))
+    }
 }
 
 impl FromStr for NanoUsd {
     type Err = ParsePriceError;
     /// Reads USD as a decimal, exactly: `0.15` is 150,000,000 nano-USD. No float is involved.
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        parse_decimal_nanos(s).map(Self::new).ok_or_else(|| ParsePriceError(s.chars().take(40).collect()))
+        parse_decimal_nanos(s, DEAREST).map(Self::new).ok_or_else(|| ParsePriceError(short(s)))
     }
 }
 
@@ -135,6 +166,16 @@ mod tests {
         for bad in ["", "-1", "1e3", ".5", "1.0000000001", "abc", "1000001", "1.2.3", "0x1"] {
             assert!(bad.parse::<NanoUsd>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_limit_may_be_as_much_as_can_be_counted_exactly() {
+        assert_eq!(NanoUsd::parse_limit("9007199.254740991"), Ok(NanoUsd::MAX));
+        assert_eq!(NanoUsd::parse_limit("0"), Ok(NanoUsd::ZERO));
+        for bad in ["9007199.254740992", "9007200", "10000000", "-1", "1e3", "", "0.0000000001"] {
+            assert!(NanoUsd::parse_limit(bad).is_err(), "{bad}");
+        }
+        assert!("1000000".parse::<NanoUsd>().is_ok() && "1000000.1".parse::<NanoUsd>().is_err());
     }
 
     #[test]

@@ -66,7 +66,8 @@ impl TokenPrice {
 
     /// Whether nothing costs anything.
     pub fn is_free(&self) -> bool {
-        self.per_call == NanoUsd::ZERO && self.worst(1_000_000, 1_000_000) == NanoUsd::new(BUCKETS - 1)
+        let free = |rates: &Rates| rates.worst(1_000_000, 1_000_000) == NanoUsd::ZERO;
+        self.per_call == NanoUsd::ZERO && free(&self.base) && self.tiers.iter().all(|tier| free(&tier.rates))
     }
 
     /// What a call costs. Each bucket is rounded up to the next nano-USD on its own.
@@ -148,6 +149,9 @@ mod tests {
         price.per_call = NanoUsd::new(9);
         assert_eq!(price.cost(&tokens).nanos(), 9 + 5 * 1000 + 7 * 1250 + 3 * 8000 + 2 * 4000);
         assert!(!price.is_free() && TokenPrice::default().is_free());
+        let rates = TokenPrice::flat(usd("0"), usd("0.01")).base;
+        let dear_when_long = vec![PriceTier { above: 2_000_000, rates }];
+        assert!(!TokenPrice { tiers: dear_when_long, ..TokenPrice::default() }.is_free());
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! `obol check`: validates workspace files as control would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use obol_control::{
-    CompileOptions, Compiled, ControlStore as _, FileStore, KeyRecord, compile_file, workspace_files,
+    CompileOptions, Compiled, ControlStore as _, Fault, FileStore, KeyRecord, check_prices, compile_file,
+    is_price_catalogue, workspace_files,
 };
 use obol_model::KeyId;
 
@@ -25,8 +26,13 @@ pub(crate) async fn check(args: &CheckArgs, env: &Environment) -> Result<u8, Fai
     let env = |name: &str| env.secret(name).map(|secret| secret.expose().clone());
     let options = CompileOptions { key_ring: None, env: &env };
     let mut seen: BTreeMap<_, (PathBuf, u64)> = BTreeMap::new();
+    let mut told = BTreeSet::new();
     let mut valid = true;
     for file in files(&args.files)? {
+        if is_price_catalogue(&file) {
+            valid &= prices(&file, &mut told)?;
+            continue;
+        }
         match compile_file(&file, &options) {
             Ok(compiled) => {
                 let unknown =
@@ -51,12 +57,32 @@ pub(crate) async fn check(args: &CheckArgs, env: &Environment) -> Result<u8, Fai
             Err(faults) => {
                 for fault in faults {
                     out::line(format_args!("error: {fault}"))?;
+                    told.insert(fault);
                 }
                 valid = false;
             }
         }
     }
     Ok(u8::from(!valid))
+}
+
+/// Whether a price catalogue is valid. What was said of it when the workspace that names it was checked is not repeated.
+fn prices(file: &Path, told: &mut BTreeSet<Fault>) -> Result<bool, Failure> {
+    match check_prices(file) {
+        Ok(prices) => {
+            out::line(format_args!("{}: valid, {}", file.display(), count(prices, "price")))?;
+            Ok(true)
+        }
+        Err(faults) => {
+            for fault in faults {
+                if !told.contains(&fault) {
+                    out::line(format_args!("error: {fault}"))?;
+                    told.insert(fault);
+                }
+            }
+            Ok(false)
+        }
+    }
 }
 
 /// Every file once, directories opened. What does not exist is left to the compiler, which says so.
@@ -94,8 +120,11 @@ pub(crate) async fn records(state: &Path) -> Result<Vec<KeyRecord>, Failure> {
     Ok(keys.records)
 }
 
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 fn summary(compiled: &Compiled) -> String {
-    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let workspace = &compiled.workspace;
     [
         format!("workspace `{}`", workspace.workspace_id),

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
-use obol_model::{KeyId, ModelName, Revision, WorkspaceId};
+use obol_model::{KeyBudget, KeyId, ModelName, NanoUsd, Revision, Window, WorkspaceId};
 
 /// One door between agents and everything that they call: an MCP and LLM gateway.
 #[derive(Debug, Parser)]
@@ -155,6 +156,7 @@ OBOL_REDIS_URL a change takes effect at once, without it when a running control 
 
 Examples:
   obol key new --workspace acme --name ci --tag team:web --expires-in 30d --state /var/lib/obol
+  obol key new --workspace acme --budget day=5 --budget total=100 --concurrency 4 --state /var/lib/obol
   obol key list --json --state /var/lib/obol
   obol key disable k-1a2b3c4d5e6f --state /var/lib/obol
   obol key revoke k-1a2b3c4d5e6f --delete-sessions --state /var/lib/obol";
@@ -307,9 +309,30 @@ pub struct KeyNewArgs {
     /// When it expires: a number and one of `s`, `m`, `h`, `d` and `w`. Without it, never.
     #[arg(long, value_name = "TIME")]
     pub expires_in: Option<Lifetime>,
+    /// How much may be spent with it in USD per `day`, `month` or in `total`, such as `day=5`; once for each of them.
+    /// Takes the place of the workspace's budget for each key of the same time.
+    #[arg(long = "budget", value_name = "WINDOW=USD", value_parser = budget)]
+    pub budgets: Vec<KeyBudget>,
+    /// How fast it may call.
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Where the key is kept.
     #[command(flatten)]
     pub state: StateArg,
+}
+
+/// How fast a key may call. What is not given the workspace says.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Calls that begin within a minute; without it, as the workspace says.
+    #[arg(long, value_name = "N", value_parser = limit())]
+    pub requests_per_minute: Option<u64>,
+    /// Tokens of calls that begin within a minute; without it, as the workspace says.
+    #[arg(long, value_name = "N", value_parser = limit())]
+    pub tokens_per_minute: Option<u64>,
+    /// Calls under way at once; without it, as the workspace says.
+    #[arg(long, value_name = "N", value_parser = limit())]
+    pub concurrency: Option<u64>,
 }
 
 /// Options of `obol key list`.
@@ -493,6 +516,20 @@ fn label(text: &str) -> Result<String, String> {
         return Err("expected a word".into());
     }
     name(text)
+}
+
+fn limit() -> RangedU64ValueParser {
+    /// The highest number that Lua and JSON count exactly.
+    const EXACT: u64 = (1 << 53) - 1;
+    RangedU64ValueParser::new().range(1..=EXACT)
+}
+
+fn budget(text: &str) -> Result<KeyBudget, String> {
+    const FORM: &str = "expected `day`, `month` or `total`, `=`, and USD, such as `day=5` or `total=99.5`";
+    let (window, usd) = text.split_once('=').ok_or(FORM)?;
+    let window = Window::ALL.into_iter().find(|known| known.as_str() == window).ok_or(FORM)?;
+    let limit = NanoUsd::parse_limit(usd).map_err(|e| e.to_string())?;
+    Ok(KeyBudget { window, limit })
 }
 
 /// How long a key lives.

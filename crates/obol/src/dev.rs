@@ -55,7 +55,7 @@ pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<
         return Err(Failure::runtime(format!("{} is not valid\n{}", file.display(), faults.join("\n"))));
     };
     let operator = Operator::new(store, Some(embedded.clone()), clock.clone(), "dev".to_owned());
-    let new = NewKey { workspace: workspace.clone(), name: "dev".to_owned(), tags: vec![], expires_at: None };
+    let new = NewKey::named(workspace.clone(), "dev");
     let (key, ..) = operator.new_key(new).await.map_err(Failure::runtime)?;
     let probe: RedisProbe = Arc::new(|| Box::pin(async { true }));
     let stores = Stores {

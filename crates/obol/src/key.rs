@@ -1,13 +1,14 @@
 //! `obol key`: virtual keys.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use obol_control::{ControlStore, KeyChange, KeyRecord, NewKey, Operator};
-use obol_model::{Clock as _, KeyId, SystemClock, WorkspaceId};
+use obol_model::{Clock as _, KeyBudget, KeyId, Limits, NanoUsd, SystemClock, WorkspaceId};
 use serde_json::json;
 
-use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs};
+use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs, LimitArgs};
 use crate::config;
 use crate::failure::Failure;
 use crate::out::{self, moment};
@@ -46,7 +47,15 @@ async fn changed(operator: &Operator, id: &KeyId, change: KeyChange, done: &str)
 }
 
 async fn new(config: &config::Operator, args: KeyNewArgs) -> Result<u8, Failure> {
-    let KeyNewArgs { workspace, name, tags, expires_in, .. } = args;
+    let KeyNewArgs { workspace, name, tags, expires_in, budgets, limits, .. } = args;
+    if let Some(twice) = twice(&budgets) {
+        let window = twice.window.as_str();
+        return Err(Failure::usage(format!(
+            "`--budget {window}=…` is given twice: a key has one budget per window"
+        )));
+    }
+    let LimitArgs { requests_per_minute, tokens_per_minute, concurrency } = limits;
+    let limits = Limits { requests_per_minute, tokens_per_minute, concurrency };
     let expires_at = match expires_in {
         Some(lifetime) => {
             let lifetime = SignedDuration::try_from(lifetime.0).map_err(Failure::runtime)?;
@@ -56,37 +65,68 @@ async fn new(config: &config::Operator, args: KeyNewArgs) -> Result<u8, Failure>
     };
     // A key may be made before control has ever run.
     let keys = store::open(&config.store)?;
-    let unknown = unknown(&keys, &workspace).await?;
+    let doubts = doubts(&keys, &workspace, &budgets).await?;
     let operator = store::operator(keys, config).await?;
-    let new = NewKey { workspace, name, tags, expires_at };
+    let new = NewKey { workspace, name, tags, expires_at, budgets, limits };
     let (key, record, effect) = operator.new_key(new).await.map_err(Failure::runtime)?;
     // stdout has the key and nothing else, so that a script can take it.
     out::line(key.expose())?;
     let (id, workspace) = (&record.key.key_id, &record.key.workspace_id);
     let expires = moment(record.key.expires_at);
     out::hint(format_args!("key {id} of workspace {workspace}, expires: {expires}. It is not shown again."));
-    if let Some(warning) = unknown {
-        out::warning(warning);
+    for doubt in doubts {
+        out::warning(doubt);
     }
     Ok(store::effect(&effect))
 }
 
-/// What to say of a workspace that is not published.
-async fn unknown(store: &Arc<dyn ControlStore>, workspace: &WorkspaceId) -> Result<Option<String>, Failure> {
+/// The first budget of a window that has one already.
+fn twice(budgets: &[KeyBudget]) -> Option<&KeyBudget> {
+    let mut seen = BTreeSet::new();
+    budgets.iter().find(|budget| !seen.insert(budget.window))
+}
+
+/// What to say of a workspace that is not published, or that does not go with what the key may spend.
+async fn doubts(
+    store: &Arc<dyn ControlStore>,
+    workspace: &WorkspaceId,
+    budgets: &[KeyBudget],
+) -> Result<Vec<String>, Failure> {
     let heads = store.heads().await.map_err(Failure::runtime)?;
-    let published: Vec<&str> =
-        heads.iter().filter(|head| head.published).map(|head| head.workspace.as_str()).collect();
-    if published.contains(&workspace.as_str()) {
-        return Ok(None);
-    }
-    let there = match published.as_slice() {
-        [] => "none is, so far".to_owned(),
-        some => format!("these are: {}", some.join(", ")),
+    let published: Vec<_> = heads.iter().filter(|head| head.published).collect();
+    let Some(head) = published.iter().find(|head| head.workspace == *workspace) else {
+        let names: Vec<&str> = published.iter().map(|head| head.workspace.as_str()).collect();
+        let there = match names.as_slice() {
+            [] => "none is, so far".to_owned(),
+            some => format!("these are: {}", some.join(", ")),
+        };
+        return Ok(vec![format!(
+            "the workspace `{workspace}` is not published, {there}. The key is refused until it is; revoke it if the \
+             name or the store is a mistake"
+        )]);
     };
-    Ok(Some(format!(
-        "the workspace `{workspace}` is not published, {there}. The key is refused until it is; revoke it if the name or \
-         the store is a mistake"
-    )))
+    if budgets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let documents = store.documents(workspace, head.revision).await.map_err(Failure::runtime)?;
+    // One that cannot be read is control's to complain of.
+    let Some((snapshot, _)) = documents.and_then(|documents| documents.decode(workspace).ok()) else {
+        return Ok(Vec::new());
+    };
+    let endless: Vec<&str> = snapshot
+        .models
+        .iter()
+        .filter(|(_, model)| model.max_output.is_none() && model.targets.iter().any(|t| !t.price.is_free()))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if endless.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(vec![format!(
+        "nobody knows what a call of these models may cost at most, so that no budget can be held to: {}. Give them \
+         a `max_output` in the workspace file",
+        endless.join(", ")
+    )])
 }
 
 async fn list(store: &dyn ControlStore, args: &KeyListArgs, now: Timestamp) -> Result<u8, Failure> {
@@ -102,7 +142,7 @@ async fn list(store: &dyn ControlStore, args: &KeyListArgs, now: Timestamp) -> R
     if args.json {
         out::json(&chosen.iter().map(|record| as_json(record, now)).collect())?;
     } else {
-        let titles = ["KEY", "WORKSPACE", "STATE", "CREATED", "EXPIRES", "NAME", "TAGS"].map(str::to_owned);
+        let titles = ["KEY", "WORKSPACE", "STATE", "CREATED", "EXPIRES", "BUDGETS", "LIMITS", "NAME", "TAGS"];
         let rows = chosen.iter().map(|record| {
             let key = &record.key;
             [
@@ -111,11 +151,13 @@ async fn list(store: &dyn ControlStore, args: &KeyListArgs, now: Timestamp) -> R
                 state(record, now).to_owned(),
                 moment(Some(record.created_at)),
                 moment(key.expires_at),
+                budgets(&key.budgets),
+                limits(key.limits),
                 out::one_line(&key.name),
                 out::one_line(&key.tags.join(",")),
             ]
         });
-        out::text(out::table(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()))?;
+        out::text(out::table(&std::iter::once(titles.map(str::to_owned)).chain(rows).collect::<Vec<_>>()))?;
     }
     Ok(u8::from(!keys.complete))
 }
@@ -131,8 +173,39 @@ fn as_json(record: &KeyRecord, now: Timestamp) -> serde_json::Value {
         "disabled": key.disabled,
         "created_at": record.created_at,
         "expires_at": key.expires_at,
+        "budgets": key.budgets.iter().map(budget_json).collect::<Vec<_>>(),
+        "limits": key.limits,
         "revoked_at": record.revoked_at,
     })
+}
+
+/// As `--budget` takes them.
+fn budgets(budgets: &[KeyBudget]) -> String {
+    let texts: Vec<String> =
+        budgets.iter().map(|budget| format!("{}={}", budget.window.as_str(), usd(budget.limit))).collect();
+    texts.join(",")
+}
+
+fn limits(limits: Limits) -> String {
+    let Limits { requests_per_minute, tokens_per_minute, concurrency } = limits;
+    let texts = [
+        requests_per_minute.map(|n| format!("requests={n}/min")),
+        tokens_per_minute.map(|n| format!("tokens={n}/min")),
+        concurrency.map(|n| format!("concurrency={n}")),
+    ];
+    texts.into_iter().flatten().collect::<Vec<_>>().join(",")
+}
+
+/// Money is text: a float would not be exact.
+fn budget_json(budget: &KeyBudget) -> serde_json::Value {
+    json!({ "window": budget.window, "limit_usd": usd(budget.limit) })
+}
+
+/// As `--budget` takes it: without zeros at the end.
+fn usd(amount: NanoUsd) -> String {
+    let text = amount.to_string();
+    let number = text.trim_end_matches(" USD");
+    number.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 fn state(record: &KeyRecord, now: Timestamp) -> &'static str {

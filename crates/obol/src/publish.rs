@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use obol_control::{CompileOptions, Compiled, compile_file, workspace_files};
+use obol_control::{CompileOptions, Compiled, compile_file, is_price_catalogue, workspace_files};
 use obol_model::KeyRing;
 
 use crate::cli::PublishArgs;
@@ -50,7 +50,9 @@ fn compile(paths: &[PathBuf], ring: &KeyRing, env: &Environment) -> Result<Optio
     let options = CompileOptions { key_ring: Some(ring), env: &env };
     let mut all = BTreeMap::new();
     let mut valid = true;
-    for path in paths {
+    // Among others a catalogue is what a shell's `*.yaml` brought along; alone it was taken for a workspace.
+    let alone = paths.iter().all(|path| is_price_catalogue(path));
+    for path in paths.iter().filter(|path| alone || !is_price_catalogue(path)) {
         for file in workspace_files(path).map_err(Failure::runtime)? {
             match compile_file(&file, &options) {
                 Ok(compiled) => {

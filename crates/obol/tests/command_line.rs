@@ -47,6 +47,10 @@ fn bad_usage_exits_with_2_and_says_what_is_right() {
         (&["check"], "<FILE>"),
         (&["key", "new", "--workspace", "Acme", "--state", "s"], "a lower-case letter"),
         (&["key", "new", "--workspace", "acme", "--expires-in", "soon"], "`30d`"),
+        (&["key", "new", "--workspace", "acme", "--budget", "week=5"], "expected `day`, `month` or `total`"),
+        (&["key", "new", "--workspace", "acme", "--budget", "day"], "such as `day=5`"),
+        (&["key", "new", "--workspace", "acme", "--budget", "day=9007200"], "from 0 to 9007199.254740991"),
+        (&["key", "new", "--workspace", "acme", "--concurrency", "0"], "1..=9007199254740991"),
         (&["run", "--port", "80"], "--port"),
     ] {
         let output = obol(args, &[]);
@@ -274,6 +278,44 @@ fn a_key_is_shown_once_listed_without_itself_and_revoked() {
         "{}",
         stderr(&nowhere)
     );
+}
+
+#[test]
+fn a_key_may_have_budgets_and_limits_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let env = [("OBOL_STATE_DIR", state.to_str().unwrap())];
+    let new = |more: &[&str]| obol(&[&["key", "new", "--workspace", "acme"], more].concat(), &env);
+
+    let twice = new(&["--budget", "day=5", "--budget", "day=6"]);
+    assert_eq!(twice.status.code(), Some(2));
+    assert_eq!(stderr(&twice), "error: `--budget day=…` is given twice: a key has one budget per window\n");
+    assert!(!state.exists(), "nothing is made");
+
+    let all = [
+        ["--name", "ci"],
+        ["--budget", "day=5"],
+        ["--budget", "total=100.50"],
+        ["--requests-per-minute", "60"],
+        ["--tokens-per-minute", "9007199254740991"],
+        ["--concurrency", "4"],
+    ];
+    assert_eq!(new(&all.concat()).status.code(), Some(0));
+    let listed = stdout(&obol(&["key", "list"], &env));
+    let (titles, row) = listed.split_once('\n').unwrap();
+    assert!(titles.contains("  BUDGETS  ") && titles.contains("  LIMITS  "), "{listed}");
+    let shown =
+        "  never    day=5,total=100.5  requests=60/min,tokens=9007199254740991/min,concurrency=4  ci    -\n";
+    assert!(row.ends_with(shown), "{listed}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&obol(&["key", "list", "--json"], &env))).unwrap();
+    let budgets = r#"[{"window":"day","limit_usd":"5"},{"window":"total","limit_usd":"100.5"}]"#;
+    assert_eq!(json[0]["budgets"], serde_json::from_str::<serde_json::Value>(budgets).unwrap());
+    let limits = r#"{"requests_per_minute":60,"tokens_per_minute":9007199254740991,"concurrency":4}"#;
+    assert_eq!(json[0]["limits"], serde_json::from_str::<serde_json::Value>(limits).unwrap());
+
+    assert_eq!(new(&["--budget", "month=0"]).status.code(), Some(0));
+    assert!(stdout(&obol(&["key", "list"], &env)).contains("  month=0 "), "nothing may be spent");
 }
 
 #[test]

@@ -129,6 +129,39 @@ async fn once_publishes_what_is_valid_and_fails_when_something_is_not() {
     assert!(environment_of(&redis, "beta").await.is_some());
 }
 
+#[tokio::test]
+async fn money_is_published_with_prices_from_a_catalogue_beside_the_workspace() {
+    let (redis, place) = (RedisServer::start().await, Place::new());
+    let write = |name: &str, text: &str| fs::write(place.workspaces().join(name), text).unwrap();
+    let yaml = "workspace: acme\npolicies: [allow.cedar]\nprices: prices.yaml\n\
+                providers: { p: { kind: openai, base_url: 'https://x.example/v1' } }\n\
+                models: { fast: { targets: [{ provider: p, model: mini }] } }\n\
+                limits: { concurrency: 16 }\n";
+    write("acme.yaml", yaml);
+    write("prices.yaml", "kinds: { openai: { mini: { input: 1, output: 4 } } }\n");
+    let control = place.control(&redis.url()).arg("--once").spawn();
+    assert_eq!(control.wait(DEADLINE).await.code(), Some(0), "{}", errors_of(&control).await);
+    let text: Option<String> = redis.query(&["GET", "snap:workspace:{acme}"]).await;
+    let document: serde_json::Value = serde_json::from_str(&text.unwrap()).unwrap();
+    assert_eq!(document["models"]["fast"]["targets"][0]["price"]["output"], 4_000_000_000_u64);
+    assert_eq!(document["limits"]["concurrency"], 16);
+
+    let new = |budget: Option<&str>| {
+        let args = ["key", "new", "--workspace", "acme"].into_iter().chain(budget);
+        obol().args(args.collect::<Vec<_>>()).env("OBOL_STATE_DIR", place.state()).spawn()
+    };
+    for (budget, warned) in [(Some("--budget=day=5"), true), (None, false)] {
+        let key = new(budget);
+        assert_eq!(key.wait(DEADLINE).await.code(), Some(0));
+        let said = errors_of(&key).await;
+        assert_eq!(
+            said.contains("may cost at most, so that no budget can be held to: fast."),
+            warned,
+            "{said}"
+        );
+    }
+}
+
 /// The two commands that need Redis.
 fn both(place: &Place, redis_url: &str) -> [Spec; 2] {
     let run = obol()

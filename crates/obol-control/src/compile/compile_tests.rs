@@ -5,7 +5,7 @@ use obol_model::{ConnectionName, ModelName};
 
 use super::*;
 
-fn env(name: &str) -> Option<String> {
+pub(super) fn env(name: &str) -> Option<String> {
     match name {
         "TOKEN" => Some("s3cret-token".to_owned()),
         "EMPTY" => Some(String::new()),
@@ -14,7 +14,7 @@ fn env(name: &str) -> Option<String> {
     }
 }
 
-fn compile(files: &[(&str, &str)], ring: Option<&KeyRing>) -> Result<Compiled, String> {
+pub(super) fn compile(files: &[(&str, &str)], ring: Option<&KeyRing>) -> Result<Compiled, String> {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
         fs::write(folder.path().join(name), text).unwrap();
@@ -28,7 +28,7 @@ fn compile(files: &[(&str, &str)], ring: Option<&KeyRing>) -> Result<Compiled, S
 }
 
 /// The faults of a file that has a workspace and a policy in its first two lines.
-fn faults(rest: &str) -> String {
+pub(super) fn faults(rest: &str) -> String {
     let yaml = format!("workspace: acme\npolicies: [a.cedar]\n{rest}");
     compile(&[("acme.yaml", &yaml), ("a.cedar", "permit(principal, action, resource);")], None)
         .err()
@@ -171,7 +171,7 @@ fn each_fault_has_a_place_and_a_way_out() {
         ("connections: []".into(), "acme.yaml:3:14: `connections` must be a mapping, this is a list"),
         ("workspace: b".into(), "acme.yaml:3:1: `workspace` stands there twice\n  help: remove one of the two"),
         ("session_binding: key".into(), "acme.yaml:3:18: `session_binding` cannot be `key`\n  help: known here: `principal`, `workspace`"),
-        ("budgets: []".into(), "acme.yaml:3:1: `budgets` are not supported by this release yet\n  help: remove them: nothing would hold anybody to them"),
+        ("budgets: 5".into(), "acme.yaml:3:10: `budgets` must be a list, this is a number"),
         ("a: [".into(), "acme.yaml:3:4: "),
         ("a: *b".into(), "acme.yaml:3:4: reference to unknown value\n  help: this is no YAML any more: look at this line and the one before"),
         // connections

@@ -1,7 +1,9 @@
 mod address;
+mod budgets;
 mod clear_text;
 mod connections;
 mod models;
+mod prices;
 mod reader;
 mod secrets;
 mod yaml;
@@ -14,16 +16,23 @@ use obol_authz::{Named, Policies};
 use obol_model::snapshot::{
     Connection, Documents, Model, PolicyFile, PolicySnapshot, SCHEMA, SessionBinding, WorkspaceSnapshot,
 };
-use obol_model::{ConnectionName, KeyId, KeyRing, Limits, ModelName, Revision, WorkspaceId};
+use obol_model::{ConnectionName, KeyId, KeyRing, ModelName, Revision, WorkspaceId};
 
+pub use self::prices::{check_prices, is_price_catalogue};
+
+use self::budgets::has_budgets;
 use self::reader::{Fields, Reader, short, suggestion};
-use self::yaml::{Place, place};
+use self::yaml::{Place, names_in, place};
 use crate::Fault;
 use crate::sources::{Sources, reason};
 
 const DENIED: &str = "everything is denied: the workspace has no policy";
 const ALLOW: &str =
     "add `policies: [\"FILE.cedar\"]` with at least `permit(principal, action, resource);` in it";
+
+const CATALOGUE: &str = "is a price catalogue by its name, and no workspace";
+const NO_CATALOGUE: &str =
+    "name the workspace file that has `prices: …`; if this is a workspace file, give it another name";
 
 /// The most that all policies of a workspace may have together, in bytes.
 const MOST_POLICIES: usize = 4 << 20;
@@ -102,23 +111,14 @@ fn compile_with(
     let bytes = sources
         .read(path)
         .map_err(|e| vec![Fault::of_file(&file, format!("cannot be read: {}", reason(&e)), None)])?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| vec![Fault::of_file(&file, "is not UTF-8 text".to_owned(), Some("save it as UTF-8"))])?;
-    let root = yaml::parse(&text).map_err(|((line, column), message)| {
-        let help = Some("this is no YAML any more: look at this line and the one before".to_owned());
-        vec![Fault { file: file.clone(), line, column, message, help }]
-    })?;
-    let mut reader = Reader {
-        file,
-        folder: path.parent().unwrap_or_else(|| Path::new("")),
-        text: &text,
-        secrets,
-        sources,
-        workspace: None,
-        faults: Vec::new(),
-        warnings: Vec::new(),
-        keys: Vec::new(),
-    };
+    let text = String::from_utf8(bytes).map_err(|_| vec![Fault::no_text(&file)])?;
+    let root = yaml::parse(&text).map_err(|error| vec![Fault::no_yaml(&file, error)])?;
+    if is_price_catalogue(path) {
+        // Control skips it in a folder, where a workspace of this name would be missed in silence.
+        return Err(vec![Fault::of_file(&file, CATALOGUE.to_owned(), Some(NO_CATALOGUE))]);
+    }
+    let folder = path.parent().unwrap_or_else(|| Path::new(""));
+    let mut reader = Reader { secrets, ..Reader::new(file, folder, &text, sources) };
     let compiled = reader.workspace(&root);
     reader.credentials_in(&root);
     let Reader { mut faults, mut warnings, keys, .. } = reader;
@@ -145,24 +145,27 @@ impl Reader<'_> {
             "connections",
             "providers",
             "models",
+            "prices",
             "budgets",
+            "limits",
             "policies",
         ];
         let fields = self.fields(root, "a workspace file", &known);
         // First of all: secrets are sealed for it.
         self.workspace = self.workspace_id(&fields);
         let environment = self.environment_name(&fields);
-        if let Some(at) = fields.place_of("budgets") {
-            let help = "remove them: nothing would hold anybody to them";
-            self.fault(at, "`budgets` are not supported by this release yet", help);
-        }
         let bindings = [("principal", SessionBinding::Principal), ("workspace", SessionBinding::Workspace)];
         let session_binding = self.word(&fields, "session_binding", &bindings).unwrap_or_default();
         let frozen = self.boolean(&fields, "frozen").unwrap_or_default();
         let expose_revision = self.boolean(&fields, "expose_revision").unwrap_or_default();
         let connections = fields.get("connections").map(|n| self.connections(n)).unwrap_or_default();
-        let (providers, names) = fields.get("providers").map(|n| self.providers(n)).unwrap_or_default();
-        let models = fields.get("models").map(|n| self.models(n, &names)).unwrap_or_default();
+        let providers = fields.get("providers").map(|n| self.providers(n)).unwrap_or_default();
+        self.catalogue = fields.get("prices").map(|n| self.price_catalogue(n));
+        let budgeted = has_budgets(&fields);
+        let models = fields.get("models").map(|n| self.models(n, &providers, budgeted)).unwrap_or_default();
+        let model_names = fields.get("models").map(names_in).unwrap_or_default();
+        let budgets = fields.get("budgets").map(|n| self.budgets(n, &model_names)).unwrap_or_default();
+        let limits = fields.get("limits").map(|n| self.limits(n)).unwrap_or_default();
         let (files, named) = self.policies(&fields);
         self.things(&named, &connections, &models);
 
@@ -179,10 +182,10 @@ impl Reader<'_> {
             expose_revision,
             session_binding,
             connections,
-            providers,
+            providers: providers.valid,
             models,
-            budgets: Vec::new(),
-            limits: Limits::default(),
+            budgets,
+            limits,
         };
         Some((workspace, policy, fields.get("workspace").map_or(fields.place, place)))
     }
@@ -346,3 +349,7 @@ fn alias_of<'a>(
 #[cfg(test)]
 #[path = "compile_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "money_tests.rs"]
+mod money_tests;

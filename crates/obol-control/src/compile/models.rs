@@ -1,8 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
-use obol_model::{ModelName, NanoUsd, PerMillion, ProviderName, Rates, TokenPrice};
+use obol_model::{ModelName, NanoUsd, ProviderName, TokenPrice};
 
+use super::prices::is_beyond_count;
 use super::reader::{Fields, Reader, short, suggestion};
 use super::yaml::{Node, place};
 
@@ -11,18 +12,27 @@ const MOST_OUTPUT: u64 = 10_000_000;
 /// In nano-USD.
 const USD: u64 = 1_000_000_000;
 
+/// Which API a provider speaks, by the word for it.
+pub(super) const KINDS: [(&str, ProviderKind); 1] = [("openai", ProviderKind::Openai)];
+
+/// The providers of a workspace.
+#[derive(Debug, Default)]
+pub(super) struct Providers {
+    pub(super) valid: BTreeMap<ProviderName, Provider>,
+    /// Those that are written wrongly as well: a reference to one of them is no second fault.
+    names: BTreeSet<String>,
+}
+
 impl Reader<'_> {
-    /// The providers, and the names of those that are written wrongly as well: a reference to one of them is no
-    /// second fault.
-    pub(super) fn providers(&mut self, node: &Node) -> (BTreeMap<ProviderName, Provider>, BTreeSet<String>) {
-        let (mut providers, mut names) = (BTreeMap::new(), BTreeSet::new());
+    pub(super) fn providers(&mut self, node: &Node) -> Providers {
+        let mut providers = Providers::default();
         for (name, at, node) in self.entries(node, "`providers`") {
-            names.insert(name.to_owned());
+            providers.names.insert(name.to_owned());
             let id = self.id::<ProviderName>(name, at);
             let provider = self.provider(node, &format!("provider `{}`", short(name)));
-            providers.extend(id.zip(provider));
+            providers.valid.extend(id.zip(provider));
         }
-        (providers, names)
+        providers
     }
 
     fn provider(&mut self, node: &Node, what: &str) -> Option<Provider> {
@@ -30,7 +40,7 @@ impl Reader<'_> {
         let allow_private = self.boolean(&fields, "allow_private").unwrap_or_default();
         let auth = fields.get("auth").map(|node| self.auth(node));
         let kind = if fields.get("kind").is_some() {
-            self.word(&fields, "kind", &[("openai", ProviderKind::Openai)])
+            self.word(&fields, "kind", &KINDS)
         } else {
             self.fault(fields.place, format!("{what} has no `kind`"), "add `kind: openai`");
             None
@@ -44,7 +54,13 @@ impl Reader<'_> {
         Some(Provider { kind: kind?, base_url: base_url?, auth: auth.flatten(), allow_private })
     }
 
-    pub(super) fn models(&mut self, node: &Node, providers: &BTreeSet<String>) -> BTreeMap<ModelName, Model> {
+    /// With `budgeted`, every call needs a worst case that can be set aside.
+    pub(super) fn models(
+        &mut self,
+        node: &Node,
+        providers: &Providers,
+        budgeted: bool,
+    ) -> BTreeMap<ModelName, Model> {
         let mut models = BTreeMap::new();
         for (name, at, node) in self.entries(node, "`models`") {
             let id = self.id::<ModelName>(name, at);
@@ -55,7 +71,7 @@ impl Reader<'_> {
             let targets: Vec<Target> =
                 nodes.iter().filter_map(|node| self.target(node, &what, providers)).collect();
             if let (Some(most), Some(node)) = (max_output, fields.get("max_output"))
-                && targets.iter().any(|target| target.price.worst(0, most) == NanoUsd::MAX)
+                && targets.iter().any(|target| is_beyond_count(&target.price, most))
             {
                 let message = format!(
                     "an answer of {most} tokens could cost more than {} USD",
@@ -67,6 +83,14 @@ impl Reader<'_> {
                     "lower `max_output`, or correct the price: it is per million tokens",
                 );
             }
+            if budgeted
+                && fields.get("max_output").is_none()
+                && targets.iter().any(|target| !target.price.is_free())
+            {
+                let message = format!("{what} has a price and no `max_output`, which budgets need");
+                let help = "add `max_output: 4096`, the most tokens of an answer: without it nobody knows what to set aside";
+                self.fault(fields.place, message, help);
+            }
             if nodes.is_empty() {
                 let help = "add `targets: [{ provider: …, model: …, price: { input: …, output: … } }]`";
                 self.fault(fields.place, format!("{what} has no targets"), help);
@@ -76,16 +100,19 @@ impl Reader<'_> {
         models
     }
 
-    fn target(&mut self, node: &Node, what: &str, providers: &BTreeSet<String>) -> Option<Target> {
+    fn target(&mut self, node: &Node, what: &str, providers: &Providers) -> Option<Target> {
         let what = format!("a target of {what}");
         let fields = self.fields(node, &what, &["provider", "model", "price", "free", "stream_usage"]);
-        let price = self.target_price(&fields, &what);
         let stream_usage = self.boolean(&fields, "stream_usage").unwrap_or(true);
         let model = self.required_text(&fields, "model", &what);
-        let provider = self.required_text(&fields, "provider", &what)?;
-        if !providers.contains(&provider) {
+        let provider = self.required_text(&fields, "provider", &what);
+        let valid = provider.as_deref().and_then(|name| providers.valid.get_key_value(name));
+        let whose = valid.zip(model.as_deref()).map(|((name, p), model)| (name, p.kind, model));
+        let price = self.target_price(&fields, &what, whose);
+        let provider = provider?;
+        if !providers.names.contains(&provider) {
             let at = fields.get("provider").map_or(fields.place, place);
-            let known: Vec<&str> = providers.iter().map(String::as_str).collect();
+            let known: Vec<&str> = providers.names.iter().map(String::as_str).collect();
             let help = if known.is_empty() {
                 "add it under `providers`".to_owned()
             } else {
@@ -111,40 +138,22 @@ impl Reader<'_> {
         Some(text.to_owned())
     }
 
-    fn target_price(&mut self, fields: &Fields<'_>, what: &str) -> Option<TokenPrice> {
+    /// `whose` model it is, unless that could not be read.
+    fn target_price(
+        &mut self,
+        fields: &Fields<'_>,
+        what: &str,
+        whose: Option<(&ProviderName, ProviderKind, &str)>,
+    ) -> Option<TokenPrice> {
         let free = self.boolean(fields, "free");
         match (fields.get("price"), free) {
-            (Some(node), None | Some(false)) => self.token_price(node),
+            (Some(node), None | Some(false)) => self.token_price(node, "`price`"),
             (None, Some(true)) => Some(TokenPrice::default()),
             (Some(node), Some(true)) => {
                 self.fault(place(node), format!("{what} has a price and is free"), "remove one of the two");
                 None
             }
-            (None, _) => {
-                let help =
-                    "add `price: { input: 0.15, output: 0.60 }` in USD per million tokens, or `free: true`";
-                self.fault(fields.place, format!("{what} has no price"), help);
-                None
-            }
+            (None, _) => self.catalogue_price(fields.place, what, whose),
         }
-    }
-
-    fn token_price(&mut self, node: &Node) -> Option<TokenPrice> {
-        let prices = self.fields(node, "`price`", &["input", "output", "cached_input"]);
-        for name in ["input", "output"] {
-            if prices.get(name).is_none() {
-                let help = "in USD per million tokens; `0` if it costs nothing";
-                self.fault(prices.place, format!("`price` has no `{name}`"), help);
-            }
-        }
-        let input = self.price(&prices, "input");
-        let output = self.price(&prices, "output");
-        // Unless said otherwise the cache saves nothing: an unknown discount must not become a loss.
-        let cached =
-            if prices.get("cached_input").is_some() { self.price(&prices, "cached_input") } else { input };
-        let price = |nanos| PerMillion::new(nanos);
-        let base =
-            Rates { cached_input: price(cached?), ..TokenPrice::flat(price(input?), price(output?)).base };
-        Some(TokenPrice { base, ..TokenPrice::default() })
     }
 }

@@ -4,10 +4,14 @@ use std::str::FromStr;
 
 use obol_model::{KeyId, NanoUsd, WorkspaceId};
 
+use super::prices::Catalogue;
 use super::yaml::{Node, Place, Value, place, scalar_text};
 use super::{CompileOptions, clear_text};
 use crate::Fault;
 use crate::sources::Sources;
+
+/// The highest number that Lua and JSON count exactly.
+pub(super) const EXACT: u64 = (1 << 53) - 1;
 
 /// What a compilation carries around: the file, and everything that is wrong with it so far.
 pub(super) struct Reader<'a> {
@@ -21,6 +25,8 @@ pub(super) struct Reader<'a> {
     pub(super) sources: &'a mut Sources,
     /// Unknown until it was read; then the secrets cannot be sealed, and there is a fault.
     pub(super) workspace: Option<WorkspaceId>,
+    /// What targets cost that do not say so themselves; `None` when the file names no catalogue.
+    pub(super) catalogue: Option<Catalogue>,
     pub(super) faults: Vec<Fault>,
     pub(super) warnings: Vec<Fault>,
     /// See [`Compiled::keys`](crate::Compiled::keys).
@@ -44,6 +50,24 @@ impl<'n> Fields<'n> {
     /// Where the field's name stands.
     pub(super) fn place_of(&self, name: &str) -> Option<Place> {
         self.entries.iter().find(|(known, ..)| *known == name).map(|e| e.1)
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Of a file in which nothing was read yet.
+    pub(super) fn new(file: String, folder: &'a Path, text: &'a str, sources: &'a mut Sources) -> Self {
+        Self {
+            file,
+            folder,
+            text,
+            secrets: None,
+            sources,
+            workspace: None,
+            catalogue: None,
+            faults: Vec::new(),
+            warnings: Vec::new(),
+            keys: Vec::new(),
+        }
     }
 }
 
@@ -180,6 +204,23 @@ impl Reader<'_> {
         }
     }
 
+    /// The most that may be spent, in USD.
+    pub(super) fn limit(&mut self, fields: &Fields<'_>, name: &str) -> Option<NanoUsd> {
+        let node = fields.get(name)?;
+        let text = self.scalar(node, &format!("`{name}`"))?;
+        match NanoUsd::parse_limit(&text) {
+            Ok(limit) => Some(limit),
+            Err(e) => {
+                self.fault(
+                    place(node),
+                    e.to_string(),
+                    "write USD, such as `500`; more cannot be counted exactly",
+                );
+                None
+            }
+        }
+    }
+
     /// One of a few words.
     pub(super) fn word<T: Copy>(
         &mut self,
@@ -214,14 +255,20 @@ pub(super) fn short(text: &str) -> String {
 
 /// The nearest known word, or all of them.
 pub(super) fn suggestion(input: &str, known: &[&str]) -> String {
-    let nearest = known.iter().map(|word| (distance(&short(input), word), *word)).min();
-    match nearest {
-        Some((d, word)) if d <= (word.len() / 3).max(1) => format!("did you mean `{word}`?"),
-        Some(_) => {
+    match nearest(input, known.iter().copied()) {
+        Some(word) => format!("did you mean `{word}`?"),
+        None if known.is_empty() => String::new(),
+        None => {
             format!("known here: {}", known.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", "))
         }
-        None => String::new(),
     }
+}
+
+/// The known word that was probably meant.
+pub(super) fn nearest<'w>(input: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+    let input = short(input);
+    let nearest = known.into_iter().map(|word| (distance(&input, word), word)).min();
+    nearest.filter(|(d, word)| *d <= (word.len() / 3).max(1)).map(|(_, word)| word)
 }
 
 /// Levenshtein.

@@ -43,6 +43,14 @@ pub(crate) fn place<T>(node: &Spanned<T>) -> Place {
     (node.referenced.line(), node.referenced.column())
 }
 
+/// The keys of a mapping; none of what is no mapping.
+pub(crate) fn names_in(node: &Node) -> Vec<&str> {
+    match &node.value {
+        Value::Map(entries) => entries.iter().map(|(key, _)| key.value.as_str()).collect(),
+        _ => Vec::new(),
+    }
+}
+
 /// Parses one document.
 pub(crate) fn parse(text: &str) -> Result<Node, (Place, String)> {
     let options = serde_saphyr::options! {

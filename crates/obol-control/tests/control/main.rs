@@ -94,7 +94,7 @@ impl Bench {
 
     async fn new_key(&self, workspace: &str, tags: &[&str]) -> (VirtualKey, KeyRecord) {
         let tags = tags.iter().map(ToString::to_string).collect();
-        let new = NewKey { workspace: ws(workspace), name: "ci".into(), tags, expires_at: None };
+        let new = NewKey { tags, ..NewKey::named(ws(workspace), "ci") };
         let (key, record, _) = self.operator().new_key(new).await.unwrap();
         (key, record)
     }
@@ -411,7 +411,7 @@ async fn keys_that_nobody_knows_are_removed_from_a_redis_that_is_ours() {
         assert_eq!(next(&mut messages).await, Invalidation::key("ab".repeat(32).parse().unwrap()));
     }
     // A key that somebody made a moment ago is in the store by the time that it is in Redis.
-    let new = NewKey { workspace: ws("acme"), name: String::new(), tags: vec![], expires_at: None };
+    let new = NewKey::named(ws("acme"), "");
     let (_, made, effect) = bench.remote().new_key(new).await.unwrap();
     assert!(matches!(effect, obol_control::Effect::Replicas));
     assert_eq!(control.sync_once().await.keys_changed, 0);
