@@ -5,6 +5,8 @@
 //! tries the targets in order until one begins to answer; [`ChatStream`] relays whole events and reads the usage on
 //! the way. Upstream requests are built from nothing: no header of a client reaches this crate.
 //!
+//! [`translate`] puts requests, answers, streams and errors of one dialect into another.
+//!
 //! It will not authorize (the caller passes only targets that the request may use), not price and not bill (it
 //! reports tokens), and it knows no client connection: dropping an answer ends the upstream's work at once.
 
@@ -17,6 +19,7 @@ mod llm;
 mod request;
 mod sse;
 mod stream;
+pub mod translate;
 mod usage;
 mod view;
 

@@ -10,7 +10,7 @@ use crate::json;
 use crate::usage::estimate_input;
 
 /// How deep a body may nest (DESIGN §16): less than makes the parsers of providers give up.
-const MAX_DEPTH: usize = 128;
+pub(crate) const MAX_DEPTH: usize = 128;
 
 /// A request for a chat completion: the body as it came, and where the few members stand that the gateway reads.
 ///

@@ -13,7 +13,7 @@ const ATTACHMENT_TOKENS: u64 = 1_000;
 
 /// Counts above this are not believed: a hundred times the largest context window that is offered, and at any price
 /// more than a single answer can cost. A provider that reports one would otherwise empty the caller's budget.
-const MOST_TOKENS: u64 = 100_000_000;
+pub(crate) const MOST_TOKENS: u64 = 100_000_000;
 
 /// What an answer used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,7 +39,7 @@ pub(crate) struct Reading {
 }
 
 /// A count that may be of another type: a provider's odd number must not cost the rest of its usage.
-fn count<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+pub(crate) fn count<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Count {
