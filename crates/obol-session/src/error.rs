@@ -39,11 +39,19 @@ pub enum SessionError {
         /// That time.
         after: Duration,
     },
-    /// The stored record is not one that this release can read.
+    /// The stored record is not one that any release can read.
     #[error("the session's record cannot be read: {reason}")]
     Corrupt {
         /// What is wrong, without the record's content.
         reason: String,
+    },
+    /// The stored record is one of a later release, which can read it.
+    #[error("the session's record has schema version {found}, this release reads up to {known}")]
+    Newer {
+        /// Its version.
+        found: u32,
+        /// What this release reads.
+        known: u32,
     },
     /// The operating system gave no random bytes for an id.
     #[error("no random bytes for a session id: {reason}")]
@@ -61,7 +69,7 @@ impl SessionError {
             Self::AlreadyExists | Self::Conflict => Kind::Conflict,
             Self::TooMany { .. } => Kind::RateLimited,
             Self::TooLarge { .. } => Kind::TooLarge,
-            Self::Unavailable(_) | Self::Late { .. } => Kind::Unavailable,
+            Self::Unavailable(_) | Self::Late { .. } | Self::Newer { .. } => Kind::Unavailable,
             Self::Corrupt { .. } | Self::NoRandomness { .. } => Kind::Internal,
         }
     }

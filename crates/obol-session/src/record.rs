@@ -104,10 +104,7 @@ fn newer(bytes: &[u8]) -> Option<SessionError> {
 }
 
 fn unknown_schema(found: u32) -> SessionError {
-    let reads = SessionRecord::SCHEMA;
-    SessionError::Corrupt {
-        reason: format!("it has schema version {found}, this release reads up to {reads}"),
-    }
+    SessionError::Newer { found, known: SessionRecord::SCHEMA }
 }
 
 /// The parser's own text may quote the record, which holds a credential.

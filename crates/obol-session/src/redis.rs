@@ -38,6 +38,10 @@ const DONE: i64 = 1;
 const CONFLICT: i64 = 2;
 const FOREIGN_WORKSPACE: i64 = 2;
 const FOREIGN_PRINCIPAL: i64 = 3;
+const DAMAGED: i64 = 4;
+
+/// The most bytes of a record that are read. A later release may write more than this one does, within reason.
+const MOST: &[u8] = b"1048576";
 
 impl RedisSessions {
     /// A store in this Redis.
@@ -45,10 +49,10 @@ impl RedisSessions {
         Self {
             redis,
             create: Script::new("session_create_v1", include_str!("scripts/session_create_v1.lua")),
-            resume: Script::new("session_resume_v1", include_str!("scripts/session_resume_v1.lua")),
-            save: Script::new("session_save_v1", include_str!("scripts/session_save_v1.lua")),
-            delete: Script::new("session_delete_v1", include_str!("scripts/session_delete_v1.lua")),
-            place: Script::new("session_place_v1", include_str!("scripts/session_place_v1.lua")),
+            resume: Script::new("session_resume_v2", include_str!("scripts/session_resume_v2.lua")),
+            save: Script::new("session_save_v2", include_str!("scripts/session_save_v2.lua")),
+            delete: Script::new("session_delete_v2", include_str!("scripts/session_delete_v2.lua")),
+            place: Script::new("session_place_v2", include_str!("scripts/session_place_v2.lua")),
         }
     }
 
@@ -74,6 +78,7 @@ impl RedisSessions {
             seen.as_bytes(),
             lasts.as_bytes(),
             field.as_bytes(),
+            MOST,
         ];
         let (status, bytes, rev, place): (i64, Vec<u8>, u64, i64) = self
             .redis
@@ -153,8 +158,13 @@ fn of_status<T>(status: i64, found: T) -> Result<Lookup<T>, SessionError> {
         ABSENT => Ok(Lookup::Absent),
         FOREIGN_WORKSPACE => Ok(Lookup::ForeignWorkspace),
         FOREIGN_PRINCIPAL => Ok(Lookup::ForeignPrincipal),
+        DAMAGED => Err(SessionError::Corrupt { reason: "it is no record".to_owned() }),
         other => Err(unknown_answer(other)),
     }
+}
+
+fn is_of_wrong_type(why: &RedisError) -> bool {
+    matches!(why, RedisError::Server { code, .. } if code == "WRONGTYPE")
 }
 
 fn unknown_answer(status: i64) -> SessionError {
@@ -234,12 +244,14 @@ impl SessionStore for RedisSessions {
         let id = id.expose();
         let Owner { workspace_id, principal } = owner;
         let caller = Caller { workspace_id, principal, binding: SessionBinding::Principal };
-        match self.resumed(&id, &caller, now, life, "").await? {
-            Lookup::Found((_, _, place)) => {
+        match self.resumed(&id, &caller, now, life, "").await {
+            Ok(Lookup::Found((_, _, place))) => {
                 self.keep_place(owner, &id, place).await;
                 Ok(true)
             }
-            _ => Ok(false),
+            // Nobody can use it any more.
+            Ok(_) | Err(SessionError::Corrupt { .. }) => Ok(false),
+            Err(why) => Err(why),
         }
     }
 
@@ -296,7 +308,10 @@ impl SessionStore for RedisSessions {
     async fn of(&self, owner: Owner<'_>) -> Result<Vec<SessionId>, SessionError> {
         let mut cmd = ::redis::cmd("ZRANGE");
         cmd.arg(place_key(owner)).arg(0).arg(-1);
-        let ids: Vec<String> = self.redis.query(&cmd).await.map_err(SessionError::Unavailable)?;
+        let ids = match self.redis.query::<Vec<String>>(&cmd).await {
+            Err(why) if is_of_wrong_type(&why) => Vec::new(),
+            ids => ids.map_err(SessionError::Unavailable)?,
+        };
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
@@ -315,7 +330,15 @@ impl SessionStore for RedisSessions {
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("ZREMRANGEBYSCORE").arg(ALL).arg("-inf").arg(now.as_millisecond()).ignore();
         pipe.cmd("ZCARD").arg(ALL);
-        let (count,) = self.redis.pipeline(&pipe).await.map_err(SessionError::Unavailable)?;
-        Ok(count)
+        match self.redis.pipeline::<(u64,)>(&pipe).await {
+            Ok((count,)) => Ok(count),
+            // In the place of the places by mistake; each session that is begun or renewed takes its own again.
+            Err(why) if is_of_wrong_type(&why) => {
+                tracing::warn!(key = ALL, "what counts the sessions was of another type, it is begun anew");
+                let forget = self.redis.query::<()>(::redis::cmd("DEL").arg(ALL)).await;
+                forget.map(|()| 0).map_err(SessionError::Unavailable)
+            }
+            Err(why) => Err(SessionError::Unavailable(why)),
+        }
     }
 }

@@ -123,15 +123,15 @@ impl Sessions {
     ///
     /// # Errors
     /// [`SessionError::NoSuchSession`] for whatever the caller may not use; [`SessionError::Unavailable`] when the
-    /// store could not be asked, whether the session exists or not; [`SessionError::Corrupt`].
+    /// store could not be asked, whether the session exists or not; [`SessionError::Newer`].
     pub async fn get_or_resume(
         &self,
         id_text: &str,
         caller: &Caller<'_>,
     ) -> Result<SessionRecord, SessionError> {
         let id = parse(id_text)?;
-        let lookup = patiently(|| self.store.resume(id, caller, self.clock.now(), self.options.ttl)).await?;
-        let record = allowed(lookup, id, caller)?;
+        let lookup = patiently(|| self.store.resume(id, caller, self.clock.now(), self.options.ttl)).await;
+        let record = allowed(readable(lookup, id, caller)?, id, caller)?;
         count("resumed");
         Ok(record)
     }
@@ -169,8 +169,8 @@ impl Sessions {
             match self.save(&current).await {
                 Err(SessionError::Conflict) => {
                     let id = current.session_id;
-                    let lookup = self.store.resume(id, caller, self.clock.now(), self.options.ttl).await?;
-                    current = allowed(lookup, id, caller)?;
+                    let lookup = self.store.resume(id, caller, self.clock.now(), self.options.ttl).await;
+                    current = allowed(readable(lookup, id, caller)?, id, caller)?;
                 }
                 outcome => return outcome,
             }
@@ -323,6 +323,34 @@ where
 /// A malformed id is answered like a missing one and never reaches the store.
 fn parse(id_text: &str) -> Result<SessionId, SessionError> {
     id_text.parse().map_err(|_| SessionError::NoSuchSession)
+}
+
+/// What nobody can read is no session: its client shall begin a new one, and not be told to wait. What a later release has
+/// written another replica can serve.
+fn readable<T>(
+    lookup: Result<Lookup<T>, SessionError>,
+    id: SessionId,
+    caller: &Caller<'_>,
+) -> Result<Lookup<T>, SessionError> {
+    match &lookup {
+        Err(SessionError::Corrupt { reason }) => {
+            tracing::warn!(
+                workspace_id = %caller.workspace_id,
+                session_last4 = id.last4(),
+                reason,
+                "the record of a session is damaged, it counts as none"
+            );
+            return Ok(Lookup::Absent);
+        }
+        Err(why @ SessionError::Newer { .. }) => tracing::warn!(
+            workspace_id = %caller.workspace_id,
+            session_last4 = id.last4(),
+            error = %why,
+            "a session can be served by later releases only"
+        ),
+        _ => {}
+    }
+    lookup
 }
 
 fn allowed<T>(lookup: Lookup<T>, id: SessionId, caller: &Caller<'_>) -> Result<T, SessionError> {

@@ -10,6 +10,8 @@ mod support;
 use std::io;
 use std::sync::{Arc, Mutex};
 
+use obol_model::{Clock as _, Kind};
+use obol_session::SessionError;
 use obol_testkit::logs::{assert_no_secret, lines_with};
 use tracing_subscriber::fmt::MakeWriter;
 
@@ -36,15 +38,81 @@ impl MakeWriter<'_> for Log {
     }
 }
 
-#[tokio::test]
-async fn a_foreign_workspace_is_warned_of_and_no_id_is_logged_in_full() {
+/// The log of everything from now on, and what ends it.
+fn listen() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_ansi(false)
         .with_max_level(tracing::Level::TRACE)
         .with_writer(log.clone());
-    let guard = tracing::subscriber::set_default(subscriber.finish());
+    (log, tracing::subscriber::set_default(subscriber.finish()))
+}
 
+#[tokio::test]
+async fn what_no_release_can_read_is_no_session_and_what_a_later_one_can_is_one() {
+    let (log, guard) = listen();
+    let f = Fixture::redis().await;
+    let server = f.server().unwrap();
+    let owner = Who::key("acme", "k1");
+    let damages: [(&str, &[&str]); 7] = [
+        ("garbage", &["HSET", "KEY", "record", "garbage"]),
+        ("a record without its record", &["HDEL", "KEY", "record"]),
+        ("a revision that is none", &["HSET", "KEY", "rev", "x"]),
+        ("a huge revision", &["HSET", "KEY", "rev", "99999999999999999999999"]),
+        ("no revision", &["HDEL", "KEY", "rev"]),
+        ("a text", &["SET", "KEY", "x"]),
+        ("a huge record", &["HSET", "KEY", "record", &"x".repeat((1 << 20) + 1)]),
+    ];
+    let mut last4 = Vec::new();
+    for (what, command) in damages {
+        let session = f.sessions.create(owner.new_session()).await.unwrap().session_id;
+        let (id, key) = (session.expose(), format!("sess:{{{}}}", session.expose()));
+        let command: Vec<&str> =
+            command.iter().map(|arg| if *arg == "KEY" { key.as_str() } else { *arg }).collect();
+        server.cli(&command).await;
+        let resumed = f.sessions.get_or_resume(&id, &owner.caller()).await.unwrap_err();
+        assert!(matches!(resumed, SessionError::NoSuchSession), "{what}: {resumed:?}");
+        f.sessions.delete(&id, &owner.caller()).await.unwrap();
+        assert!(server.keys(&key).await.is_empty(), "{what}");
+        last4.push(session.last4());
+    }
+    // A place that is none of a number renews itself.
+    let session = f.sessions.create(owner.new_session()).await.unwrap();
+    let (id, key) = (session.session_id.expose(), format!("sess:{{{}}}", session.session_id.expose()));
+    server.cli(&["HSET", &key, "place", "x"]).await;
+    f.sessions.save(&f.sessions.get_or_resume(&id, &owner.caller()).await.unwrap()).await.unwrap();
+
+    server.cli(&["HSET", &key, "record", r#"{"schema_version":99,"other":"shape"}"#]).await;
+    let newer = f.sessions.get_or_resume(&id, &owner.caller()).await.unwrap_err();
+    assert!(matches!(newer, SessionError::Newer { found: 99, .. }), "{newer:?}");
+    assert_eq!(newer.kind(), Kind::Unavailable);
+    assert_eq!(server.keys(&key).await.len(), 1);
+
+    // What counts sessions heals itself.
+    for key in ["sess-live", "sess-of:acme:key:k1"] {
+        server.cli(&["SET", key, "x"]).await;
+    }
+    assert_eq!(f.store.count(f.clock.now()).await.unwrap(), 0);
+    f.sessions.create(owner.new_session()).await.unwrap();
+    assert_eq!(f.store.count(f.clock.now()).await.unwrap(), 1);
+    drop(guard);
+
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let warnings = lines_with(&text, "the record of a session is damaged, it counts as none");
+    assert_eq!(warnings.len(), last4.len(), "{text}");
+    for (warning, last4) in warnings.iter().zip(&last4) {
+        assert!(
+            warning.contains("WARN") && warning.contains(&format!("session_last4=\"{last4}\"")),
+            "{warning}"
+        );
+    }
+    assert_eq!(lines_with(&text, "a session can be served by later releases only").len(), 1, "{text}");
+    assert!(!text.contains("garbage"), "nothing of a record");
+}
+
+#[tokio::test]
+async fn a_foreign_workspace_is_warned_of_and_no_id_is_logged_in_full() {
+    let (log, guard) = listen();
     let f = Fixture::redis().await;
     let owner = Who::key("acme", "k1");
     let record = f.sessions.create(owner.new_session()).await.unwrap();

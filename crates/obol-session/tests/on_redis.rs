@@ -117,7 +117,7 @@ async fn a_place_without_a_session_lapses_in_seconds() {
     let (server, owner) = (f.server().unwrap(), Who::key("acme", "k1"));
     f.sessions.create(owner.new_session()).await.unwrap();
     for n in 1..LIMIT {
-        let script = include_str!("../src/scripts/session_place_v1.lua");
+        let script = include_str!("../src/scripts/session_place_v2.lua");
         let (id, limit) = (format!("mcs_abandoned{n}"), LIMIT.to_string());
         let taken: u64 =
             server.query(&["EVAL", script, "1", "sess-of:acme:key:k1", &id, "10000", &limit]).await;
