@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt as _, Shared};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use obol_model::{Clock, Invalidation, KeyContext, KeyHash, VirtualKey};
+use obol_model::{Causes, Clock, Invalidation, KeyContext, KeyHash, VirtualKey};
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
@@ -214,7 +214,7 @@ impl Keys {
             ticks.tick().await;
             if let Err(why) = self.reconcile().await {
                 // What is in memory ends by itself; the next round tries again.
-                tracing::debug!(error = &why as &dyn std::error::Error, "keys could not be reconciled");
+                tracing::debug!(error = %Causes(&why), "keys could not be reconciled");
             }
         }
     }

@@ -1,4 +1,25 @@
+use std::error::Error;
 use std::fmt;
+
+/// An error and everything behind it, on one line. A cause that the line tells already is not told again.
+#[derive(Debug, Clone, Copy)]
+pub struct Causes<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = self.0.to_string();
+        let mut next = self.0.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            if !line.contains(&text) {
+                line.push_str(": ");
+                line.push_str(&text);
+            }
+            next = cause.source();
+        }
+        f.write_str(&line)
+    }
+}
 
 /// What kind of failure an error is. A short closed list: domain crates choose a kind, only the edge turns it into
 /// an HTTP status, a JSON-RPC error or an OpenAI error object.
@@ -88,5 +109,30 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Link(&'static str, #[source] Option<Box<Link>>);
+
+    #[test]
+    fn causes_are_told_once() {
+        let chain =
+            |[a, b, c]: [&'static str; 3]| Link(a, Some(Box::new(Link(b, Some(Box::new(Link(c, None)))))));
+        for (said, told) in [
+            (
+                ["cannot connect", "refused", "by the other side"],
+                "cannot connect: refused: by the other side",
+            ),
+            (["cannot connect", "refused", "refused"], "cannot connect: refused"),
+            (["cannot connect: refused", "refused", "by us"], "cannot connect: refused: by us"),
+        ] {
+            assert_eq!(Causes(&chain(said)).to_string(), told);
+        }
     }
 }

@@ -25,7 +25,7 @@ mod usage;
 
 pub use budget::{Budget, BudgetScope, KeyBudget, Limits, Window};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use error::{Kind, Origin};
+pub use error::{Causes, Kind, Origin};
 pub use id::{
     ConnectionName, KeyId, ModelName, ParseIdError, Principal, ProviderName, RequestId, WorkspaceId,
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use obol_model::snapshot::{Documents, InvalidPublication};
-use obol_model::{Invalidation, Kind, Revision, WorkspaceId};
+use obol_model::{Causes, Invalidation, Kind, Revision, WorkspaceId};
 use parking_lot::Mutex;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, mpsc};
@@ -98,7 +98,7 @@ impl EmbeddedSource {
             // Fails when nobody listens yet, who will then start by reading everything.
             Ok(bytes) => drop(self.messages.send(bytes.into())),
             Err(why) => {
-                tracing::error!(error = &why as &dyn std::error::Error, "invalidation cannot be written");
+                tracing::error!(error = %Causes(&why), "invalidation cannot be written");
             }
         }
     }

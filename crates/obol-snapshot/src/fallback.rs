@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use obol_model::snapshot::{Documents, InvalidPublication};
-use obol_model::{WorkspaceId, metric};
+use obol_model::{Causes, WorkspaceId, metric};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -91,8 +91,7 @@ impl ControlFallback {
             }
             Err(why) => {
                 count("failed");
-                let error = &why as &dyn std::error::Error;
-                tracing::warn!(%workspace, error, "control could not be asked for a publication");
+                tracing::warn!(%workspace, error = %Causes(&why), "control could not be asked for a publication");
                 self.remember(workspace, Err(why.clone()), FAILED_FOR);
                 return Err(why);
             }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use obol_model::{Invalidation, WorkspaceId, metric};
+use obol_model::{Causes, Invalidation, WorkspaceId, metric};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
@@ -193,8 +193,7 @@ impl<C: Compile> Publications<C> {
         let read = |workspace: WorkspaceId| async move {
             let result = self.reload_one(&workspace, Need::Later, Changes::Keep).await;
             if let Err(why) = &result {
-                let error = why as &dyn std::error::Error;
-                tracing::warn!(%workspace, error, "announced publication could not be taken");
+                tracing::warn!(%workspace, error = %Causes(why), "announced publication could not be taken");
             }
             !matches!(result, Err(PairError::Unavailable(_)))
         };
@@ -217,8 +216,7 @@ impl<C: Compile> Publications<C> {
                 asked
             }
             Err(why) => {
-                let error = &why as &dyn std::error::Error;
-                tracing::warn!(error, "workspaces could not be listed");
+                tracing::warn!(error = %Causes(&why), "workspaces could not be listed");
                 false
             }
         }

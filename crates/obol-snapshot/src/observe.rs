@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use obol_model::{Revision, WorkspaceId, metric};
+use obol_model::{Causes, Revision, WorkspaceId, metric};
 use parking_lot::Mutex;
 
 use crate::publications::Outcome;
@@ -53,7 +53,7 @@ pub(crate) fn rejected(workspace: &WorkspaceId, why: &PairError, news: bool) {
     if news {
         tracing::error!(
             %workspace,
-            error = why as &dyn std::error::Error,
+            error = %Causes(why),
             "the publication store went back in time, what it holds is refused"
         );
     }
@@ -79,7 +79,7 @@ pub(crate) fn failures(results: &Reloaded) {
             Ok(_) => {}
             Err(PairError::Unavailable(_)) => unasked += 1,
             Err(why) => {
-                tracing::warn!(%workspace, error = why as &dyn std::error::Error, "publication refused");
+                tracing::warn!(%workspace, error = %Causes(why), "publication refused");
             }
         }
     }
