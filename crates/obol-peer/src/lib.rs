@@ -13,6 +13,7 @@
 mod envelope;
 mod error;
 mod inbox;
+mod lease;
 mod peers;
 mod registry;
 mod seen;

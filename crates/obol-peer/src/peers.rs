@@ -7,7 +7,8 @@ use http::StatusCode;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use obol_auth::{ServiceTokens, party};
 use obol_dial::{Dialer, connect_reason};
-use obol_model::{Clock, ReplicaId, metric};
+use obol_model::{Causes, Clock, ReplicaId, metric};
+use obol_redis::RedisError;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 use crate::envelope::{NotTaken, Outgoing, PATH, Taken, VERSION};
 use crate::inbox::WRONG_REPLICA;
+use crate::lease::Lease;
 use crate::registry::{Peer, RENEW, Registry};
 use crate::{Ack, Message, PeerError};
 
@@ -42,6 +44,7 @@ pub struct Peers {
     registry: Option<Registry>,
     channel: Option<Channel>,
     known: Mutex<Known>,
+    lease: Mutex<Lease>,
 }
 
 /// What was last read of the registry.
@@ -62,12 +65,24 @@ impl Peers {
     /// The peers of the replica `me`. Without a channel it still holds its lease, sends nothing and is sent nothing.
     pub fn new(me: ReplicaId, registry: Registry, channel: Option<Channel>) -> Arc<Self> {
         let url = channel.as_ref().map(|c| c.advertised.clone());
-        Arc::new(Self { me: Peer::this(me, url), registry: Some(registry), channel, known: Mutex::default() })
+        Arc::new(Self {
+            me: Peer::this(me, url),
+            registry: Some(registry),
+            channel,
+            known: Mutex::default(),
+            lease: Mutex::default(),
+        })
     }
 
     /// A replica that has none: its state is in its own memory.
     pub fn alone(me: ReplicaId) -> Arc<Self> {
-        Arc::new(Self { me: Peer::this(me, None), registry: None, channel: None, known: Mutex::default() })
+        Arc::new(Self {
+            me: Peer::this(me, None),
+            registry: None,
+            channel: None,
+            known: Mutex::default(),
+            lease: Mutex::default(),
+        })
     }
 
     /// The replica that this is.
@@ -86,8 +101,22 @@ impl Peers {
     /// When the registry could not be asked.
     pub async fn renew(&self) -> Result<(), PeerError> {
         let Some(registry) = &self.registry else { return Ok(()) };
-        let ids = registry.renew(&self.me).await.map_err(PeerError::Registry)?;
+        let ids = self.take_lease(registry).await.map_err(PeerError::Registry)?;
         self.learn(registry, ids).await.map(drop)
+    }
+
+    /// Whether this replica has its lease, which also says whether the registry takes what is written. When it seems not
+    /// to, that is tried at once, so that a replica is ready again in the moment in which it can be.
+    pub async fn holds_lease(&self) -> bool {
+        let Some(registry) = &self.registry else { return true };
+        let holds = self.lease.lock().holds(Instant::now());
+        holds || self.take_lease(registry).await.is_ok()
+    }
+
+    async fn take_lease(&self, registry: &Registry) -> Result<Vec<ReplicaId>, RedisError> {
+        let outcome = registry.renew(&self.me).await;
+        self.lease.lock().note(&outcome, Instant::now());
+        outcome
     }
 
     /// Renews the lease every 5 s until `shutdown`, then gives it up. To be ended last of all: what a replica holds is
@@ -99,7 +128,8 @@ impl Peers {
         tick.reset();
         while shutdown.run_until_cancelled(tick.tick()).await.is_some() {
             if let Err(e) = self.renew().await {
-                tracing::warn!(error = %Chain(&e), "the lease of this replica was not renewed");
+                // The lease itself has spoken.
+                tracing::debug!(error = %Causes(&e), "the replicas could not be looked up");
             }
         }
         if let Err(e) = registry.leave(&self.me.id).await {
@@ -139,7 +169,7 @@ impl Peers {
         let peers = match tokio::time::timeout(within / 2, look).await {
             Ok(Ok(peers)) => peers,
             Ok(Err(e)) => {
-                tracing::debug!(error = %Chain(&e), "those replicas are told that were known last");
+                tracing::debug!(error = %Causes(&e), "those replicas are told that were known last");
                 self.live()
             }
             Err(_) => self.live(),
@@ -292,19 +322,4 @@ fn counted(sent: Result<Ack, PeerError>) -> Result<Ack, PeerError> {
     };
     metrics::counter!(metric::PEER_SENT, "outcome" => outcome).increment(1);
     sent
-}
-
-/// An error with what caused it, on one line.
-struct Chain<'a>(&'a PeerError);
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = std::error::Error::source(self.0);
-        while let Some(e) = cause {
-            write!(f, ": {e}")?;
-            cause = e.source();
-        }
-        Ok(())
-    }
 }

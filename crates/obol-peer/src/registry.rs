@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use ::redis::{RedisResult, Value};
 use obol_model::ReplicaId;
 use obol_model::snapshot::SCHEMA;
 use obol_redis::{Redis, RedisError, Script};
@@ -51,8 +52,8 @@ impl Registry {
     pub fn new(redis: Redis) -> Self {
         Self {
             redis,
-            lease: Script::new("replica_lease_v1", include_str!("scripts/replica_lease_v1.lua")),
-            index: Script::new("replica_index_v1", include_str!("scripts/replica_index_v1.lua")),
+            lease: Script::new("replica_lease_v2", include_str!("scripts/replica_lease_v2.lua")),
+            index: Script::new("replica_index_v2", include_str!("scripts/replica_index_v2.lua")),
             live: Script::new("replica_live_v1", include_str!("scripts/replica_live_v1.lua")),
         }
     }
@@ -111,8 +112,24 @@ impl Registry {
         for id in ids {
             pipe.cmd("HGETALL").arg(key(id));
         }
-        let found: Vec<HashMap<String, String>> = self.redis.pipeline(&pipe).await?;
-        Ok(ids.iter().zip(found).filter_map(|(id, fields)| peer(id, &fields)).collect())
+        // Each answer for itself: what stands in the place of one lease must not hide the others.
+        pipe.ignore_errors();
+        let found: Vec<RedisResult<Value>> = self.redis.pipeline(&pipe).await?;
+        let mut peers = Vec::with_capacity(ids.len());
+        for (id, lease) in ids.iter().zip(found) {
+            match lease {
+                Ok(fields) => {
+                    let fields = ::redis::from_redis_value(fields).unwrap_or_default();
+                    peers.extend(peer(id, &fields));
+                }
+                Err(e) if e.code() == Some("WRONGTYPE") => {
+                    tracing::warn!(peer = %id, "the lease of a replica is no lease, it is passed over");
+                }
+                // A node of a Cluster that is away says nothing of the leases on it.
+                Err(e) => return Err(RedisError::of_answer(&self.redis, e)),
+            }
+        }
+        Ok(peers)
     }
 }
 

@@ -185,7 +185,7 @@ async fn replicas_find_each_other_by_their_leases_and_no_longer() {
     let seen = &b.peers.live()[0];
     assert_eq!(
         (seen.url.as_ref().unwrap().as_str(), seen.snapshot_schema),
-        (format!("{}/", a.url).as_str(), 1)
+        (format!("{}/", a.url).as_str(), obol_model::snapshot::SCHEMA)
     );
     assert_eq!(seen.release, env!("CARGO_PKG_VERSION"));
 
@@ -204,6 +204,23 @@ async fn replicas_find_each_other_by_their_leases_and_no_longer() {
     stop.cancel();
     b.peers.clone().run(stop).await;
     assert_eq!(redis.keys("*").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn whoever_let_its_lease_run_out_is_told_nothing_although_it_was_known() {
+    let redis = RedisServer::start().await;
+    let (a, b) = (Replica::registered(&redis).await, Replica::registered(&redis).await);
+    a.peers.renew().await.unwrap();
+    assert_eq!(a.knows(), vec![b.id.clone()]);
+    // The index goes as well when nobody is left.
+    let life: i64 = redis.query(&["PTTL", "replicas"]).await;
+    assert!((10_001..=15_000).contains(&life), "{life}");
+    redis.cli(&["DEL", &format!("replica:{}", b.id)]).await;
+    redis.cli(&["ZADD", "replicas", "1", b.id.as_str()]).await;
+    // Nobody has renewed since, so it still stands in the index.
+    let told = a.peers.broadcast(&note("all"), SOON).await;
+    assert!(told.is_empty(), "{told:?}");
+    assert_eq!(b.handler.of("\"all\""), 0);
 }
 
 #[tokio::test]
@@ -306,6 +323,48 @@ async fn a_full_inbox_says_so() {
             assert!(matches!(&second, Err(PeerError::Refused { code, .. }) if code == "busy"), "{second:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_message_is_handled_until_its_senders_deadline_and_no_longer_than_the_inbox_allows() {
+    let redis = RedisServer::start().await;
+    let patient = Replica::new(&redis).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let options = InboxOptions { longest: Duration::from_millis(200), ..InboxOptions::default() };
+    let strict = Replica::at(&redis, &url, options).await;
+    serve(listener, strict.inbox.clone());
+    for (replica, within) in [(&patient, 200_u64), (&strict, 3_600_000)] {
+        let own = token("obol-gateway", "obol-peer", replica.id.as_str());
+        let slow = envelope(ID, "slow").replace("5000", &within.to_string());
+        let answer = tokio::time::timeout(SOON, raw(replica, Some(&own), slow)).await.unwrap();
+        assert_eq!(answer, (504, "deadline".to_owned()), "{within}");
+        assert_eq!(replica.handler.of("\"x\""), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_sender_says_how_long_it_waits_and_waits_no_longer() {
+    const WITHIN: Duration = Duration::from_secs(2);
+    type Bodies = tokio::sync::mpsc::UnboundedSender<String>;
+    async fn never(State(bodies): State<Bodies>, body: String) {
+        bodies.send(body).unwrap();
+        std::future::pending::<()>().await;
+    }
+    let redis = RedisServer::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let b = Replica::at(&redis, &url, InboxOptions::default()).await;
+    b.peers.renew().await.unwrap();
+    let (bodies, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let router = Router::new().route(PATH, post(never)).with_state(bodies);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let a = Replica::registered(&redis).await;
+    let sent = tokio::time::timeout(SOON, a.peers.send(&b.id, &note("1"), WITHIN)).await.unwrap();
+    assert!(matches!(sent, Err(PeerError::Deadline { .. })), "{sent:?}");
+    let body: serde_json::Value = serde_json::from_str(&received.try_recv().unwrap()).unwrap();
+    let told = Duration::from_millis(body["within_ms"].as_u64().unwrap());
+    assert!(!told.is_zero() && told <= WITHIN, "{told:?}");
 }
 
 #[tokio::test]
@@ -422,5 +481,56 @@ async fn exchange(inbox: &Inbox, stream: &mut tokio::net::TcpStream) -> Answer {
             let admitted = inbox.admit(Some(header("authorization").unwrap().1)).unwrap();
             return inbox.deliver(admitted, body.as_bytes()).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn what_stands_in_the_place_of_a_lease_hides_no_other_replica() {
+    let redis = RedisServer::start().await;
+    let (one, two) = (Replica::registered(&redis).await, Replica::registered(&redis).await);
+    let odd = ReplicaId::generate();
+    redis.cli(&["SET", &format!("replica:{odd}"), "x"]).await;
+    redis.cli(&["ZADD", "replicas", "9999999999999", odd.as_str()]).await;
+    let late = Replica::registered(&redis).await;
+    let mut expected = vec![one.id.clone(), two.id.clone()];
+    expected.sort();
+    assert_eq!(late.knows(), expected);
+    assert_eq!(late.peers.send(&one.id, &note("hello"), SOON).await.unwrap(), Ack::Done);
+    let gone = late.peers.send(&odd, &note("hello"), SOON).await;
+    assert!(matches!(gone, Err(PeerError::Unknown { .. })), "{gone:?}");
+
+    // Each puts its own right, and the index.
+    redis.cli(&["SET", &format!("replica:{}", one.id), "x"]).await;
+    redis.cli(&["SET", "replicas", "x"]).await;
+    for replica in [&one, &two, &late] {
+        replica.peers.renew().await.unwrap();
+    }
+    one.peers.renew().await.unwrap();
+    let mut expected = vec![two.id.clone(), late.id.clone()];
+    expected.sort();
+    assert_eq!(one.knows(), expected);
+    assert_eq!(redis.query::<usize>(&["ZCARD", "replicas"]).await, 3);
+}
+
+#[tokio::test]
+async fn a_redis_that_takes_no_writes_gives_no_lease_and_one_that_does_again_gives_it_at_once() {
+    let redis = RedisServer::start().await;
+    for refused in [
+        ["CONFIG", "SET", "maxmemory", "1"].as_slice(),
+        &["ACL", "SETUSER", "default", "-@scripting"],
+        &["ACL", "SETUSER", "default", "-@write"],
+    ] {
+        let ask = async |command: &[&str]| drop(redis.cli(command).await);
+        let replica = Replica::new(&redis).await;
+        ask(refused).await;
+        assert!(!replica.peers.holds_lease().await, "{refused:?}: never had one");
+        ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        ask(&["ACL", "SETUSER", "default", "+@all"]).await;
+        assert!(replica.peers.holds_lease().await, "{refused:?}");
+        ask(refused).await;
+        assert!(replica.peers.renew().await.is_err(), "{refused:?}");
+        assert!(replica.peers.holds_lease().await, "{refused:?}: one failure is none");
+        ask(&["CONFIG", "SET", "maxmemory", "0"]).await;
+        ask(&["ACL", "SETUSER", "default", "+@all"]).await;
     }
 }

@@ -254,6 +254,10 @@ impl Redis {
         }
     }
 
+    pub(crate) fn name(&self) -> &Arc<str> {
+        self.servers.name()
+    }
+
     fn deadline(&self) -> Deadline {
         Deadline::after(self.command_timeout)
     }

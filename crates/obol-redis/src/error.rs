@@ -5,6 +5,8 @@ use std::time::Duration;
 use obol_model::Kind;
 use redis::{ErrorKind, ServerErrorKind};
 
+use crate::Redis;
+
 /// Why Redis could not be asked. Never says what was asked: keys and arguments may be credentials.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RedisError {
@@ -143,6 +145,11 @@ impl RedisError {
             },
             _ => Self::Server { server: server.clone(), code: "ERR".into(), detail: category },
         }
+    }
+
+    /// Of one answer of several, in a pipeline that ignores errors.
+    pub fn of_answer(redis: &Redis, source: redis::RedisError) -> Self {
+        Self::command(redis.name(), source)
     }
 
     /// Of an answer that is not of the caller's type. Silent about the answer, which may be a record.
