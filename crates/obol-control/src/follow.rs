@@ -9,15 +9,13 @@ use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::control::Control;
 use crate::keys::KeyRecord;
-use crate::publisher::{PublishError, PublishedKeys};
+use crate::publisher::{PublishError, PublishedKeys, is_of};
 use crate::reconcile::{self, Knowledge, Outcome};
 use crate::state::{Followed, Known, State};
 use crate::store::{ControlStore, Head, Origin, StoreError};
 
 /// Rounds until keys that are written find nothing left to write, before the marker is set.
 const KEY_ROUNDS: usize = 3;
-/// What releases before stores had names wrote into the marker.
-const NAMELESS: &str = "1";
 
 /// Takes up what changed in the store; `all` looks also when it says that nothing did.
 pub(crate) async fn refresh(store: &dyn ControlStore, known: &mut Known, all: bool, report: &mut SyncReport) {
@@ -323,7 +321,7 @@ impl Control {
     ) -> Result<(), PublishError> {
         let Known { identity, keys, keys_complete, fresh, .. } = &state.known;
         let identity = identity.as_deref().unwrap_or_default();
-        let ours = |loaded: Option<&str>| loaded.is_none_or(|by| by == identity || by == NAMELESS);
+        let ours = |loaded: Option<&str>| loaded.is_none_or(|by| is_of(by, identity));
         let owned = ours(published.loaded.as_deref());
         let strangers = published.records.keys().filter(|hash| !keys.contains_key(*hash)).count();
         if !owned && strangers > 0 {

@@ -7,7 +7,7 @@ use crate::commit::{Content, Upon, commit, reseal};
 use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::keys::{KeyChange, KeyRecord, NewKey, NoRandomness};
-use crate::publisher::{PublishError, Publisher};
+use crate::publisher::{PublishError, Publisher, is_of};
 use crate::reconcile::{self, Outcome};
 use crate::store::{ControlStore, Origin, Stamp, StoreError};
 
@@ -26,6 +26,16 @@ pub struct Operator {
     actor: String,
 }
 
+/// Who is to hear of a change.
+enum Replicas<'a> {
+    /// Nobody from this command.
+    Elsewhere,
+    /// Those of a Redis that is this store's.
+    There(&'a dyn Publisher),
+    /// Those of a Redis of which that is not known. Nothing may be written there.
+    Away(PublishError),
+}
+
 /// Why a command failed. Nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum OperatorError {
@@ -38,6 +48,20 @@ pub enum OperatorError {
     /// Revisions are numbered beyond what Redis has, so it has to be asked.
     #[error("revisions cannot be published without Redis: set `OBOL_REDIS_URL`")]
     NeedsRedis,
+    /// As before, and it could not.
+    #[error("nothing was recorded, since revisions are numbered beyond what Redis has: {0}")]
+    Unnumbered(PublishError),
+    /// Redis is that of another store.
+    #[error(
+        "nothing was changed: Redis has what another control's store says, so this is the wrong state directory or \
+         database, or the wrong Redis; if this store is to take it over, delete `keys:loaded` in Redis"
+    )]
+    OtherStore,
+    /// Redis is that of some store, and this one cannot say whether it is that.
+    #[error(
+        "nothing was changed: Redis has what a control's store says, and whether it is this one is not to be told: {0}"
+    )]
+    Nameless(StoreError),
     /// The revision is not kept.
     #[error(
         "`{workspace}` has no revision {revision} any more, or never had; `obol workspace show {workspace}` lists them"
@@ -78,6 +102,15 @@ impl Operator {
         Self { store, publisher, clock, actor }
     }
 
+    /// Makes the store ready, unless Redis is another one's.
+    ///
+    /// # Errors
+    /// [`OperatorError::OtherStore`], or when the store cannot be used.
+    pub async fn prepare(&self) -> Result<(), OperatorError> {
+        self.replicas().await?;
+        Ok(self.store.prepare().await?)
+    }
+
     /// Publishes compiled content; answers the revision, and whether it is a new one. The same content is not published
     /// again unless the epoch is to be raised.
     ///
@@ -90,6 +123,7 @@ impl Operator {
         raise_epoch: bool,
     ) -> Result<(Revision, bool, Effect), OperatorError> {
         let workspace = compiled.workspace.workspace_id.clone();
+        let replicas = self.replicas().await?;
         if let Some(head) = self.store.head(&workspace).await?
             && head.published
             && !raise_epoch
@@ -97,12 +131,12 @@ impl Operator {
         {
             let same = compiled.encode(head.revision).map_err(CommitError::Encode)?;
             if same_content(&documents, &same, &workspace, ring) {
-                return Ok((head.revision, false, self.tell(&workspace).await));
+                return Ok((head.revision, false, self.tell(replicas, &workspace).await));
             }
         }
         let encode = &mut |revision| compiled.encode(revision);
-        let revision = self.commit(&workspace, Origin::Command, raise_epoch, encode).await?;
-        Ok((revision, true, self.tell(&workspace).await))
+        let revision = self.commit(&replicas, &workspace, Origin::Command, raise_epoch, encode).await?;
+        Ok((revision, true, self.tell(replicas, &workspace).await))
     }
 
     /// Publishes the content of an older revision as a new one: of `to`, or of the one before the newest. A workspace that
@@ -116,6 +150,7 @@ impl Operator {
         to: Option<Revision>,
         ring: &KeyRing,
     ) -> Result<(Revision, Revision, Effect), OperatorError> {
+        let replicas = self.replicas().await?;
         let head = self.store.head(workspace).await?;
         let head = head.ok_or_else(|| StoreError::NoSuchWorkspace(workspace.clone()))?;
         let to = match to {
@@ -130,8 +165,8 @@ impl Operator {
         let missing = || OperatorError::NoSuchRevision { workspace: workspace.clone(), revision: to };
         let documents = self.store.documents(workspace, to).await?.ok_or_else(missing)?;
         let encode = &mut |revision| reseal(&documents, workspace, ring, revision);
-        let revision = self.commit(workspace, Origin::Rollback { to }, false, encode).await?;
-        Ok((to, revision, self.tell(workspace).await))
+        let revision = self.commit(&replicas, workspace, Origin::Rollback { to }, false, encode).await?;
+        Ok((to, revision, self.tell(replicas, workspace).await))
     }
 
     /// Takes a workspace away from the replicas. It comes back by a rollback, by `publish`, or when its file changes.
@@ -139,8 +174,9 @@ impl Operator {
     /// # Errors
     /// [`StoreError::NoSuchWorkspace`], or when the store could not be asked.
     pub async fn unpublish(&self, workspace: &WorkspaceId) -> Result<Effect, OperatorError> {
+        let replicas = self.replicas().await?;
         self.store.unpublish(workspace, None, Origin::Command, &self.stamp()).await?;
-        Ok(self.tell(workspace).await)
+        Ok(self.tell(replicas, workspace).await)
     }
 
     /// Makes a key. This is the only moment in which its text exists: show it and forget it.
@@ -148,9 +184,10 @@ impl Operator {
     /// # Errors
     /// When it cannot be made or stored.
     pub async fn new_key(&self, new: NewKey) -> Result<(VirtualKey, KeyRecord, Effect), OperatorError> {
+        let replicas = self.replicas().await?;
         let (key, record) = KeyRecord::generate(new, self.clock.now())?;
         self.store.insert_key(record.clone(), &self.stamp()).await?;
-        let effect = self.tell_key(&record).await;
+        let effect = tell_key(replicas, &record).await;
         Ok((key, record, effect))
     }
 
@@ -163,8 +200,9 @@ impl Operator {
         id: &KeyId,
         change: KeyChange,
     ) -> Result<(KeyRecord, Effect), OperatorError> {
+        let replicas = self.replicas().await?;
         let record = self.store.change_key(id, change, &self.stamp()).await?;
-        let effect = self.tell_key(&record).await;
+        let effect = tell_key(replicas, &record).await;
         Ok((record, effect))
     }
 
@@ -172,30 +210,60 @@ impl Operator {
         Stamp { actor: self.actor.clone(), at: self.clock.now() }
     }
 
+    /// Who is to hear of a change, found out before anything is changed: whoever mistypes the store must not take over
+    /// the Redis of another one. A Redis that cannot be asked is no reason not to record what control tells it later.
+    async fn replicas(&self) -> Result<Replicas<'_>, OperatorError> {
+        let Some(publisher) = self.publisher.as_deref() else { return Ok(Replicas::Elsewhere) };
+        match publisher.loaded_by().await {
+            Err(e) => Ok(Replicas::Away(e)),
+            Ok(None) => Ok(Replicas::There(publisher)),
+            Ok(Some(marker)) => {
+                let identity = self.store.identity().await.map_err(OperatorError::Nameless)?;
+                if !is_of(&marker, &identity) {
+                    return Err(OperatorError::OtherStore);
+                }
+                Ok(Replicas::There(publisher))
+            }
+        }
+    }
+
     async fn commit(
         &self,
+        replicas: &Replicas<'_>,
         workspace: &WorkspaceId,
         origin: Origin,
         raise_epoch: bool,
         encode: &mut (dyn FnMut(Revision) -> Result<obol_model::snapshot::Documents, String> + Send),
     ) -> Result<Revision, OperatorError> {
-        let publisher = self.publisher.as_deref().ok_or(OperatorError::NeedsRedis)?;
+        let publisher = match replicas {
+            Replicas::There(publisher) => *publisher,
+            Replicas::Elsewhere => return Err(OperatorError::NeedsRedis),
+            Replicas::Away(why) => return Err(OperatorError::Unnumbered(why.clone())),
+        };
         let content = Content { workspace, upon: Upon::Anything, origin, file: None, raise_epoch, encode };
-        Ok(commit(&*self.store, publisher, content, ATTEMPTS, &self.stamp()).await?)
+        let committed = commit(&*self.store, publisher, content, ATTEMPTS, &self.stamp()).await;
+        committed.map_err(|e| match e {
+            CommitError::Publish(why) => OperatorError::Unnumbered(why),
+            e => e.into(),
+        })
     }
 
     /// What the store says by now is told, which may be newer than what this command did.
-    async fn tell(&self, workspace: &WorkspaceId) -> Effect {
-        let Some(publisher) = &self.publisher else { return Effect::ByControl };
+    async fn tell(&self, replicas: Replicas<'_>, workspace: &WorkspaceId) -> Effect {
+        let publisher = match replicas {
+            Replicas::There(publisher) => publisher,
+            Replicas::Elsewhere => return Effect::ByControl,
+            Replicas::Away(why) => return Effect::NotYet(why),
+        };
         let told = async {
-            let store = |e: StoreError| PublishError::Unavailable(e.to_string());
+            let store = PublishError::Unreadable;
             let Some(head) = self.store.head(workspace).await.map_err(store)? else { return Ok(()) };
             let documents = if head.published {
                 self.store.documents(workspace, head.revision).await.map_err(store)?
             } else {
                 None
             };
-            match reconcile::publication(&**publisher, &head, documents.as_ref()).await? {
+            match reconcile::publication(publisher, &head, documents.as_ref()).await? {
                 Outcome::Unchanged | Outcome::Written => Ok(()),
                 // Somebody else was faster, and has told them.
                 Outcome::Foreign(there)
@@ -215,12 +283,15 @@ impl Operator {
         };
         told.await.map_or_else(Effect::NotYet, |()| Effect::Replicas)
     }
+}
 
-    async fn tell_key(&self, record: &KeyRecord) -> Effect {
-        let Some(publisher) = &self.publisher else { return Effect::ByControl };
-        match reconcile::key(&**publisher, record).await {
+async fn tell_key(replicas: Replicas<'_>, record: &KeyRecord) -> Effect {
+    match replicas {
+        Replicas::There(publisher) => match reconcile::key(publisher, record).await {
             Ok(_) => Effect::Replicas,
             Err(e) => Effect::NotYet(e),
-        }
+        },
+        Replicas::Elsewhere => Effect::ByControl,
+        Replicas::Away(why) => Effect::NotYet(why),
     }
 }

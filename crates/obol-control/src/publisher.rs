@@ -5,6 +5,7 @@ use obol_model::snapshot::Documents;
 use obol_model::{KeyContext, KeyHash, Kind, Revision, WorkspaceId};
 
 use crate::KeyRecord;
+use crate::store::StoreError;
 
 /// Why something could not be published.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -18,11 +19,22 @@ pub enum PublishError {
         there: Revision,
     },
     /// Redis could not be asked.
-    #[error("the store could not be asked: {0}")]
+    #[error("Redis could not be asked: {0}")]
     Unavailable(String),
+    /// What is to be published could not be read.
+    #[error("what is to be published cannot be read: {0}")]
+    Unreadable(StoreError),
     /// A record cannot be written.
     #[error("a record cannot be written: {0}")]
     Encode(String),
+}
+
+/// What releases before stores had names wrote into the marker.
+const NAMELESS: &str = "1";
+
+/// Whether a Redis with this marker, see [`Publisher::keys_loaded`], is that of the store that is called `identity`.
+pub(crate) fn is_of(marker: &str, identity: &str) -> bool {
+    marker == identity || marker == NAMELESS
 }
 
 /// The revision that replicas can have; `None` when what is there is absent or damaged, so that they refuse it.
@@ -40,6 +52,7 @@ impl PublishError {
         match self {
             Self::NotNewer { .. } => Kind::Conflict,
             Self::Unavailable(_) => Kind::Unavailable,
+            Self::Unreadable(why) => why.kind(),
             Self::Encode(_) => Kind::Internal,
         }
     }
@@ -108,6 +121,12 @@ pub trait Publisher: std::fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the replicas' store could not be asked.
     async fn keys(&self) -> Result<PublishedKeys, PublishError>;
+
+    /// Which store's keys are there, as [`Publisher::keys_loaded`] said it.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn loaded_by(&self) -> Result<Option<String>, PublishError>;
 
     /// Writes a key record and tells the replicas, unless the same one is there, a newer one that is not `damaged`, or
     /// the key was revoked. Answers whether it wrote.

@@ -164,9 +164,14 @@ impl Publisher for RedisPublisher {
         self.change(&self.unpublish, workspace, &args).await
     }
 
-    async fn keys(&self) -> Result<PublishedKeys, PublishError> {
+    async fn loaded_by(&self) -> Result<Option<String>, PublishError> {
         let (loaded,): (Option<String>,) =
             self.redis.query(redis::cmd("MGET").arg(LOADED)).await.map_err(unavailable)?;
+        Ok(loaded)
+    }
+
+    async fn keys(&self) -> Result<PublishedKeys, PublishError> {
+        let loaded = self.loaded_by().await?;
         let names = self.redis.scan("key:*", MOST_KEYS).await.map_err(unavailable)?;
         let truncated = names.len() >= MOST_KEYS;
         // What is not named like a record is somebody else's business.

@@ -73,27 +73,43 @@ impl fmt::Debug for Redis {
 }
 
 impl Redis {
-    /// Connects and asks for a sign of life.
+    /// A client that has not connected: whatever needs a connection makes one.
     ///
     /// # Errors
-    /// [`RedisError::BadUrl`] and [`RedisError::BadCa`] for what can never work; otherwise why the server cannot be
-    /// reached, with its address and without the password.
-    pub async fn connect(options: RedisOptions) -> Result<Self, RedisError> {
+    /// [`RedisError::BadUrl`] and [`RedisError::BadCa`].
+    pub fn new(options: RedisOptions) -> Result<Self, RedisError> {
         let RedisOptions { url, ca, command_timeout, connect_timeout } = options;
         let url = RedisUrl::parse(url.expose())
             .map_err(|why| RedisError::BadUrl { reason: format!("it {why}; use {FORMS}") })?;
         let servers = Arc::new(Servers::new(url, ca.map(Arc::from).as_ref(), connect_timeout)?);
-        let redis = Self { servers, command_timeout, connect_timeout };
-        let end = Instant::now() + connect_timeout * PATIENCE;
+        Ok(Self { servers, command_timeout, connect_timeout })
+    }
+
+    /// Connects and asks for a sign of life.
+    ///
+    /// # Errors
+    /// As [`Redis::new`] for what can never work; otherwise why the server cannot be reached, with its address and
+    /// without the password.
+    pub async fn connect(options: RedisOptions) -> Result<Self, RedisError> {
+        let redis = Self::new(options)?;
+        redis.open().await?;
+        Ok(redis)
+    }
+
+    /// Connects and asks for a sign of life, with more patience than a command has.
+    ///
+    /// # Errors
+    /// Why the server cannot be reached, with its address and without the password.
+    pub async fn open(&self) -> Result<(), RedisError> {
+        let patience = self.connect_timeout * PATIENCE;
+        let end = Instant::now() + patience;
         loop {
-            // Outside of the commands' deadline.
-            match redis.servers.open(Deadline::after(connect_timeout * PATIENCE)).await {
+            match self.servers.open(Deadline::after(patience)).await {
                 Err(why) if why.is_silence() && Instant::now() < end => sleep(BREATH).await,
                 opened => break opened?,
             }
         }
-        redis.ping().await?;
-        Ok(redis)
+        self.ping().await
     }
 
     /// Looks after the connections until `shutdown`: makes them again when they are lost, with backoff, notices silent

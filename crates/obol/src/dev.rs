@@ -137,6 +137,10 @@ impl Publisher for Embedded {
         Ok(())
     }
 
+    async fn loaded_by(&self) -> Result<Option<String>, PublishError> {
+        Ok(self.written.lock().loaded.clone())
+    }
+
     async fn keys(&self) -> Result<PublishedKeys, PublishError> {
         Ok(self.written.lock().clone())
     }

@@ -12,7 +12,7 @@ use crate::cli::{KeyCommand, KeyListArgs, KeyNewArgs, LimitArgs};
 use crate::config;
 use crate::failure::Failure;
 use crate::out::{self, moment};
-use crate::store;
+use crate::store::{self, Again};
 
 /// Makes, lists, disables, enables or revokes keys.
 ///
@@ -43,7 +43,7 @@ async fn changed(operator: &Operator, id: &KeyId, change: KeyChange, done: &str)
     }
     let (_, effect) = operator.change_key(id, change).await.map_err(Failure::runtime)?;
     out::line(format_args!("{done} {id}"))?;
-    Ok(store::effect(&effect))
+    Ok(store::effect(&effect, Again::Harmless))
 }
 
 async fn new(config: &config::Operator, args: KeyNewArgs) -> Result<u8, Failure> {
@@ -77,7 +77,7 @@ async fn new(config: &config::Operator, args: KeyNewArgs) -> Result<u8, Failure>
     for doubt in doubts {
         out::warning(doubt);
     }
-    Ok(store::effect(&effect))
+    Ok(store::effect(&effect, Again::Another))
 }
 
 /// The first budget of a window that has one already.

@@ -9,6 +9,7 @@ use obol_model::KeyRing;
 use crate::cli::PublishArgs;
 use crate::config::{self, Environment};
 use crate::failure::Failure;
+use crate::store::Again;
 use crate::{out, store};
 
 /// Publishes all of the files, or none when one has a fault; gives the exit code.
@@ -24,8 +25,8 @@ pub(crate) async fn publish(
     let Some(ring) = &config.credential_keys else { return Ok(2) };
     let Some(compiled) = compile(&args.files, ring, &env)? else { return Ok(1) };
     let revisions = store::open(&config.store)?;
-    revisions.prepare().await.map_err(Failure::runtime)?;
     let operator = store::operator(revisions, &config).await?;
+    operator.prepare().await.map_err(Failure::runtime)?;
     let mut code = 0;
     for compiled in compiled {
         let workspace = compiled.workspace.workspace_id.clone();
@@ -33,7 +34,7 @@ pub(crate) async fn publish(
             Ok((revision, new, effect)) => {
                 let done = if new { "published" } else { "unchanged" };
                 out::line(format_args!("{done} {workspace} {revision}"))?;
-                code |= store::effect(&effect);
+                code |= store::effect(&effect, Again::Harmless);
             }
             Err(e) => {
                 out::complaint(format_args!("`{workspace}` is not published: {e}"));

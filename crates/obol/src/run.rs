@@ -79,8 +79,17 @@ fn control(
 /// # Errors
 /// When it cannot be reached.
 pub(crate) async fn connect(url: &RedisUrl, ca: Option<Vec<u8>>) -> Result<Redis, Failure> {
-    let options = RedisOptions { ca, ..RedisOptions::new(Secret::new(url.expose().to_owned())) };
-    let redis = Redis::connect(options).await.map_err(Failure::runtime)?;
+    let redis = Redis::connect(redis_options(url, ca)).await.map_err(Failure::runtime)?;
+    warn(&redis).await;
+    Ok(redis)
+}
+
+pub(crate) fn redis_options(url: &RedisUrl, ca: Option<Vec<u8>>) -> RedisOptions {
+    RedisOptions { ca, ..RedisOptions::new(Secret::new(url.expose().to_owned())) }
+}
+
+/// Says loudly what is wrong with the servers.
+pub(crate) async fn warn(redis: &Redis) {
     match redis.server_warnings().await {
         Ok(warnings) => {
             for warning in warnings {
@@ -89,5 +98,4 @@ pub(crate) async fn connect(url: &RedisUrl, ca: Option<Vec<u8>>) -> Result<Redis
         }
         Err(e) => tracing::warn!(error = %e, "the configuration of redis cannot be checked"),
     }
-    Ok(redis)
 }

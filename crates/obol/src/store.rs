@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use nix::unistd::{Uid, User};
-use obol_control::{ControlStore, Effect, FileStore, Operator, PostgresStore, Publisher, RedisPublisher};
+use obol_control::{
+    ControlStore, Effect, FileStore, Operator, PostgresStore, PublishError, Publisher, RedisPublisher,
+};
 use obol_model::SystemClock;
+use obol_redis::Redis;
 
 use crate::config::{self, StoreAt};
 use crate::failure::Failure;
@@ -40,14 +43,23 @@ pub(crate) fn existing(at: &StoreAt) -> Result<Arc<dyn ControlStore>, Failure> {
 
 /// Whoever runs this command, working on `store`.
 ///
+/// A Redis that is away is no reason not to change the store: whoever tells the replicas finds out again.
+///
 /// # Errors
-/// When Redis was named and cannot be reached.
+/// When the URL of Redis cannot be used.
 pub(crate) async fn operator(
     store: Arc<dyn ControlStore>,
     config: &config::Operator,
 ) -> Result<Operator, Failure> {
     let publisher: Option<Arc<dyn Publisher>> = match &config.redis_url {
-        Some(url) => Some(Arc::new(RedisPublisher::new(run::connect(url, config.redis_ca.clone()).await?))),
+        Some(url) => {
+            let redis =
+                Redis::new(run::redis_options(url, config.redis_ca.clone())).map_err(Failure::runtime)?;
+            if redis.open().await.is_ok() {
+                run::warn(&redis).await;
+            }
+            Some(Arc::new(RedisPublisher::new(redis)))
+        }
         None => None,
     };
     Ok(Operator::new(store, publisher, Arc::new(SystemClock), actor()))
@@ -62,8 +74,17 @@ fn actor() -> String {
     }
 }
 
+/// What the same command would do once more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// Nothing but tell the replicas.
+    Harmless,
+    /// Something else: make another key, go back another revision.
+    Another,
+}
+
 /// Says when a change takes effect, and gives the exit code.
-pub(crate) fn effect(effect: &Effect) -> u8 {
+pub(crate) fn effect(effect: &Effect, again: Again) -> u8 {
     match effect {
         Effect::Replicas => 0,
         Effect::ByControl => {
@@ -73,10 +94,22 @@ pub(crate) fn effect(effect: &Effect) -> u8 {
             );
             0
         }
-        Effect::NotYet(why) => {
+        // No control overwrites that, and no repetition does.
+        Effect::NotYet(why @ PublishError::NotNewer { .. }) => {
             out::complaint(format_args!(
-                "it is recorded, and the replicas do not know yet: {why}; `obol control` tells them as soon as it can, \
-                 or run the command again"
+                "it is recorded, and the replicas do not follow: {why} than what this store knows, as after it was \
+                 restored from a backup; `obol publish --raise-epoch FILE` puts this store above it"
+            ));
+            1
+        }
+        Effect::NotYet(why) => {
+            let control = "an `obol control` that runs with this store tells them as soon as it can";
+            let or = match again {
+                Again::Harmless => ", or run the command again",
+                Again::Another => "; do not run the command again for that",
+            };
+            out::complaint(format_args!(
+                "it is recorded, and the replicas do not know yet: {why}; {control}{or}"
             ));
             1
         }

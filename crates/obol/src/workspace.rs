@@ -8,7 +8,10 @@ use crate::cli::{WorkspaceCommand, WorkspaceRollbackArgs};
 use crate::config;
 use crate::failure::Failure;
 use crate::out::{self, moment};
-use crate::store;
+use crate::store::{self, Again};
+
+/// Of a workspace that control unpublished, since nothing spoke for it any more.
+const NO_FILE: &str = "a file that is gone";
 
 /// Lists, shows, rolls back or unpublishes workspaces; gives the exit code.
 ///
@@ -29,7 +32,7 @@ pub(crate) async fn workspace(config: config::Operator, command: WorkspaceComman
             let operator = store::operator(revisions, &config).await?;
             let (to, revision, effect) = operator.rollback(&id, to, ring).await.map_err(Failure::runtime)?;
             out::line(format_args!("published {id} {revision} with the content of {to}"))?;
-            Ok(store::effect(&effect))
+            Ok(store::effect(&effect, Again::Another))
         }
         WorkspaceCommand::Unpublish(args) => {
             let id = args.id;
@@ -37,7 +40,7 @@ pub(crate) async fn workspace(config: config::Operator, command: WorkspaceComman
             let operator = store::operator(revisions, &config).await?;
             let effect = operator.unpublish(&id).await.map_err(Failure::runtime)?;
             out::line(format_args!("unpublished {id}"))?;
-            Ok(store::effect(&effect))
+            Ok(store::effect(&effect, Again::Harmless))
         }
     }
 }
@@ -65,13 +68,12 @@ async fn list(store: &dyn ControlStore, as_json: bool) -> Result<u8, Failure> {
     }
     let titles = ["WORKSPACE", "REVISION", "STATE", "FROM"].map(str::to_owned);
     let rows = heads.iter().map(|head| {
-        let from = head.file.as_ref().filter(|_| !head.held).map(|file| file.display().to_string());
-        [
-            head.workspace.to_string(),
-            head.revision.to_string(),
-            state(head).to_owned(),
-            out::one_line(&from.unwrap_or_else(|| "a command".to_owned())),
-        ]
+        let from = match &head.file {
+            _ if head.held => "a command".to_owned(),
+            Some(file) => file.display().to_string(),
+            None => NO_FILE.to_owned(),
+        };
+        [head.workspace.to_string(), head.revision.to_string(), state(head).to_owned(), out::one_line(&from)]
     });
     out::text(out::table(&std::iter::once(titles).chain(rows).collect::<Vec<_>>()))?;
     Ok(0)
@@ -91,6 +93,8 @@ async fn show(store: &dyn ControlStore, id: &WorkspaceId, as_json: bool) -> Resu
     out::line(format_args!("{id}: {} {}", state(&head), head.revision))?;
     if let Some(file) = &head.file {
         out::line(format_args!("file: {}", out::one_line(&file.display().to_string())))?;
+    } else if !head.held {
+        out::line(format_args!("file: {NO_FILE}"))?;
     }
     if head.held {
         out::line("an operator decided this: the file counts again when it changes")?;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use obol_control::{
-    Control, ControlOptions, ControlStore, FileStore, KeyChange, KeyRecord, NewKey, Operator, Origin,
+    Control, ControlOptions, ControlStore, Effect, FileStore, KeyChange, KeyRecord, NewKey, Operator, Origin,
     PublishError, Publisher, RedisPublisher, SyncReport,
 };
 use obol_model::snapshot::{Documents, PolicySnapshot, SCHEMA, WorkspaceSnapshot};

@@ -177,3 +177,96 @@ async fn two_controls_and_a_command_end_consistent() {
         bench.store.history(&ws("acme")).await.unwrap().iter().map(|info| info.revision.number).collect();
     assert!(numbers.is_sorted_by(|a, b| a > b), "each number once: {numbers:?}");
 }
+
+async fn everything(bench: &Bench) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for key in bench.server.keys("*").await {
+        let value: Vec<u8> = bench.server.query(&["DUMP", &key]).await;
+        all.push((key, value));
+    }
+    all
+}
+
+#[tokio::test]
+async fn without_redis_changes_are_recorded_and_what_it_numbers_is_not() {
+    let bench = Bench::new().await;
+    bench.workspace("acme", "one");
+    let control = bench.control();
+    control.sync_once().await;
+    let (_, key) = bench.new_key("acme", &[]).await;
+    control.sync_once().await;
+    let (remote, ring) = (bench.remote(), KeyRing::parse(RING).unwrap());
+    bench.server.kill();
+
+    let away = |effect: &Effect| matches!(effect, Effect::NotYet(PublishError::Unavailable(_)));
+    let disabled = remote.change_key(&key.key.key_id, KeyChange::Disable).await.unwrap();
+    assert!(disabled.0.key.disabled && away(&disabled.1), "{disabled:?}");
+    let (made, _, effect) = remote.new_key(NewKey::named(ws("acme"), "late")).await.unwrap();
+    assert!(away(&effect), "{effect:?}");
+    let rollback = remote.rollback(&ws("acme"), Some(rev(1)), &ring).await.unwrap_err();
+    assert!(rollback.to_string().starts_with("nothing was recorded, since"), "{rollback}");
+    assert_eq!(bench.store.head(&ws("acme")).await.unwrap().unwrap().revision, rev(1));
+    let effect = remote.unpublish(&ws("acme")).await.unwrap();
+    assert!(away(&effect), "{effect:?}");
+    assert!(!bench.store.head(&ws("acme")).await.unwrap().unwrap().published);
+
+    bench.server.restart().await;
+    eventually(Duration::from_secs(10), || async { control.sync_once().await.failed.is_empty() }).await;
+    assert_eq!(bench.publisher.read(&ws("acme")).await.unwrap(), None);
+    let stored: String = bench.server.query(&["GET", &format!("key:{}", key.hash.hex())]).await;
+    assert!(serde_json::from_str::<KeyContext>(&stored).unwrap().disabled);
+    assert_eq!(bench.server.keys(&format!("key:{}", made.hash().hex())).await.len(), 1);
+}
+
+#[tokio::test]
+async fn an_operator_of_another_store_changes_neither_redis_nor_that_store() {
+    let bench = Bench::new().await;
+    bench.workspace("acme", "one");
+    bench.control().sync_once().await;
+    let before = everything(&bench).await;
+
+    let other = Arc::new(FileStore::new(bench.folder.path().join("other")));
+    let publisher: Arc<dyn Publisher> = bench.publisher.clone();
+    let stranger = Operator::new(other.clone(), Some(publisher), bench.clock.clone(), "user:test".into());
+    // Not there yet: it stays so.
+    assert!(stranger.prepare().await.is_err() && !other.exists());
+    assert!(stranger.new_key(NewKey::named(ws("acme"), "ci")).await.is_err() && !other.exists());
+
+    other.prepare().await.unwrap();
+    let alone = Operator::new(other.clone(), None, bench.clock.clone(), "user:test".into());
+    let (_, key, _) = alone.new_key(NewKey::named(ws("acme"), "ci")).await.unwrap();
+    let ring = KeyRing::parse(RING).unwrap();
+    let by = obol_control::Stamp { actor: "test".into(), at: bench.clock.now() };
+    let new = obol_control::NewRevision {
+        workspace: ws("acme"),
+        after: None,
+        revision: rev(7),
+        documents: docs("acme", "other", rev(7)),
+        origin: Origin::Command,
+        file: None,
+    };
+    other.publish(new, &by).await.unwrap();
+    let path = bench.folder.path().join("ws/acme.yaml");
+    let env = |_: &str| Some("s3cret".to_owned());
+    let options = obol_control::CompileOptions { key_ring: Some(&ring), env: &env };
+    let compiled = obol_control::compile_file(&path, &options).unwrap();
+    let generation = other.generation().await.unwrap();
+    let refusals = [
+        stranger.prepare().await.unwrap_err(),
+        stranger.publish(compiled, &ring, false).await.unwrap_err(),
+        stranger.rollback(&ws("acme"), Some(rev(7)), &ring).await.unwrap_err(),
+        stranger.unpublish(&ws("acme")).await.unwrap_err(),
+        stranger.new_key(NewKey::named(ws("acme"), "ci")).await.map(drop).unwrap_err(),
+        stranger.change_key(&key.key.key_id, KeyChange::Disable).await.unwrap_err(),
+    ];
+    for refusal in refusals {
+        assert!(refusal.to_string().contains("wrong state directory or database"), "{refusal}");
+    }
+    assert_eq!(other.generation().await.unwrap(), generation);
+    assert_eq!(everything(&bench).await, before);
+
+    // Nobody's any more.
+    bench.server.cli(&["DEL", "keys:loaded"]).await;
+    let (_, effect) = stranger.change_key(&key.key.key_id, KeyChange::Disable).await.unwrap();
+    assert!(matches!(effect, Effect::Replicas), "{effect:?}");
+}
