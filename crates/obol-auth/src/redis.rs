@@ -1,5 +1,5 @@
 use async_trait::async_trait;
-use obol_model::KeyHash;
+use obol_model::{KeyContext, KeyHash};
 use obol_redis::Redis;
 
 use crate::store::decode;
@@ -25,18 +25,25 @@ impl KeyStore for RedisKeys {
         // The marker first: control sets it after the last key, so a key that is absent after the marker was seen does
         // not exist, while the other order could look between the two.
         let mut flight = redis::pipe();
-        let get = redis::cmd("GET").arg(format!("key:{}", hash.hex())).to_owned();
-        flight.cmd("EXISTS").arg(LOADED).add_command(get.clone());
-        let (loaded, mut record): (bool, Option<Vec<u8>>) =
+        let key = format!("key:{}", hash.hex());
+        // One byte more than a record may have: what is larger must not keep the connection busy for everybody.
+        let get = redis::cmd("GETRANGE").arg(&key).arg(0).arg(KeyContext::LARGEST).to_owned();
+        let exists = redis::cmd("EXISTS").arg(&key).to_owned();
+        flight.cmd("EXISTS").arg(LOADED).add_command(get.clone()).add_command(exists.clone());
+        let (loaded, mut record, mut there): (bool, Vec<u8>, bool) =
             self.0.pipeline(&flight).await.map_err(KeyStoreError::unreachable)?;
-        if loaded && record.is_none() {
+        if loaded && !there {
             // The nodes of a Cluster answer in no order, so it may have been looked for before control wrote it.
-            record = self.0.query(&get).await.map_err(KeyStoreError::unreachable)?;
+            let mut again = redis::pipe();
+            again.add_command(get).add_command(exists);
+            (record, there) = self.0.pipeline(&again).await.map_err(KeyStoreError::unreachable)?;
         }
-        match record {
-            Some(bytes) => decode(hash, &bytes).map(KeyLookup::Found),
-            None if loaded => Ok(KeyLookup::Absent),
-            None => Ok(KeyLookup::NotLoaded),
+        match there {
+            // An empty one is none that can be read, and no absence.
+            true if record.len() > KeyContext::LARGEST => Err(KeyStoreError::Unreadable { hash: *hash }),
+            true => decode(hash, &record).map(KeyLookup::Found),
+            false if loaded => Ok(KeyLookup::Absent),
+            false => Ok(KeyLookup::NotLoaded),
         }
     }
 }

@@ -103,6 +103,10 @@ async fn a_record_that_cannot_be_read_is_no_absent_key() {
         assert!(matches!(error, KeyStoreError::Unreadable { .. }), "{bad}: {error}");
         assert!(!format!("{error} {error:?}").contains(&hash.hex()));
     }
+    // Nor is one that is too large to be read: it would take longer than the deadline, and the connection with it.
+    server.cli(&["SETRANGE", &key, &(500 << 20).to_string(), "x"]).await;
+    let error = store.get(&hash).await.unwrap_err();
+    assert!(matches!(error, KeyStoreError::Unreadable { .. }), "{error}");
 }
 
 #[tokio::test]

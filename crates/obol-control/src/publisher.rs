@@ -61,7 +61,7 @@ impl PublishError {
 /// The keys that replicas see.
 #[derive(Debug, Default, Clone)]
 pub struct PublishedKeys {
-    /// The records as they stand there; empty for what is no text.
+    /// The records as they stand there; empty for what is no text, or too large to be one.
     pub records: HashMap<KeyHash, Vec<u8>>,
     /// Which store all of them came from, as [`Publisher::keys_loaded`] said it.
     pub loaded: Option<String>,

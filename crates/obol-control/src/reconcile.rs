@@ -46,7 +46,7 @@ pub(crate) async fn publication(
         // Coherent, and yet not what was published as this revision.
         Some(Ok((snapshot, _))) if snapshot.revision == head.revision => there.as_ref(),
         Some(Err(why)) => {
-            tracing::warn!(workspace = %workspace, reason = %why, "publication in the store is damaged");
+            tracing::warn!(workspace = %workspace, reason = %why, "publication in Redis is damaged");
             there.as_ref()
         }
         Some(Ok(_)) | None => None,

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
-use obol_model::snapshot::{Documents, PublicationKeys};
+use obol_model::snapshot::{Documents, LARGEST_DOCUMENT, PublicationKeys};
 use obol_model::{Invalidation, KeyContext, KeyHash, Revision, WorkspaceId};
 use obol_redis::{Redis, RedisError, Script};
 
@@ -21,6 +21,7 @@ const TOMBSTONE: &[u8] = b"86400";
 #[derive(Debug)]
 pub struct RedisPublisher {
     redis: Redis,
+    read: Script,
     publish: Script,
     unpublish: Script,
     put_key: Script,
@@ -33,11 +34,12 @@ impl RedisPublisher {
     pub fn new(redis: Redis) -> Self {
         Self {
             redis,
-            publish: Script::new("publish_v2", include_str!("scripts/publish_v2.lua")),
-            unpublish: Script::new("unpublish_v2", include_str!("scripts/unpublish_v2.lua")),
-            put_key: Script::new("put_key_v2", include_str!("scripts/put_key_v2.lua")),
+            read: Script::new("read_publication_v1", PublicationKeys::READ),
+            publish: Script::new("publish_v3", include_str!("scripts/publish_v3.lua")),
+            unpublish: Script::new("unpublish_v3", include_str!("scripts/unpublish_v3.lua")),
+            put_key: Script::new("put_key_v3", include_str!("scripts/put_key_v3.lua")),
             revoke_key: Script::new("revoke_key_v1", include_str!("scripts/revoke_key_v1.lua")),
-            remove_key: Script::new("remove_key_v1", include_str!("scripts/remove_key_v1.lua")),
+            remove_key: Script::new("remove_key_v2", include_str!("scripts/remove_key_v2.lua")),
         }
     }
 
@@ -75,7 +77,8 @@ impl RedisPublisher {
     ) -> Result<(), PublishError> {
         let (epoch, number) = (revision.epoch.to_string(), revision.number.to_string());
         let message = message(&Invalidation::Workspace { workspace_id: workspace.clone() })?;
-        let args: [&[u8]; 9] = [
+        let most = LARGEST_DOCUMENT.to_string();
+        let args: [&[u8]; 10] = [
             epoch.as_bytes(),
             number.as_bytes(),
             mode.as_bytes(),
@@ -85,6 +88,7 @@ impl RedisPublisher {
             Invalidation::CHANNEL.as_bytes(),
             &message,
             damaged.map_or(b"", |docs| &docs.fingerprint),
+            most.as_bytes(),
         ];
         self.change(&self.publish, workspace, &args).await
     }
@@ -113,11 +117,11 @@ impl Publisher for RedisPublisher {
     async fn read(&self, workspace: &WorkspaceId) -> Result<Option<Documents>, PublishError> {
         type Bytes = Option<Vec<u8>>;
         let keys = PublicationKeys::of(workspace);
-        // MGET, here and below, and never GET, which fails on a key that became something other than text.
-        let read = redis::cmd("MGET").arg(&[keys.workspace, keys.policy, keys.fingerprint]).to_owned();
-        let (workspace, policy, fingerprint): (Bytes, Bytes, Bytes) =
-            self.redis.query(&read).await.map_err(unavailable)?;
-        if workspace.is_none() && policy.is_none() && fingerprint.is_none() {
+        let keys = [keys.workspace.as_str(), &keys.policy, &keys.fingerprint];
+        let most = LARGEST_DOCUMENT.to_string();
+        let (large, workspace, policy, fingerprint): (usize, Bytes, Bytes, Bytes) =
+            self.redis.run(&self.read, &keys, &[most.as_bytes()]).await.map_err(unavailable)?;
+        if large == 0 && workspace.is_none() && policy.is_none() && fingerprint.is_none() {
             return Ok(None);
         }
         Ok(Some(Documents {
@@ -154,12 +158,14 @@ impl Publisher for RedisPublisher {
     ) -> Result<(), PublishError> {
         let (epoch, number) = (up_to.epoch.to_string(), up_to.number.to_string());
         let message = message(&Invalidation::Workspace { workspace_id: workspace.clone() })?;
-        let args: [&[u8]; 5] = [
+        let most = LARGEST_DOCUMENT.to_string();
+        let args: [&[u8]; 6] = [
             epoch.as_bytes(),
             number.as_bytes(),
             Invalidation::CHANNEL.as_bytes(),
             &message,
             damaged.map_or(b"", |docs| &docs.fingerprint),
+            most.as_bytes(),
         ];
         self.change(&self.unpublish, workspace, &args).await
     }
@@ -181,19 +187,22 @@ impl Publisher for RedisPublisher {
         for some in hashes.chunks(FLIGHT) {
             let mut flight = redis::Pipeline::with_capacity(some.len());
             for hash in some {
-                flight.cmd("MGET").arg(record_key(hash)).cmd("EXISTS").arg(record_key(hash));
+                // One byte more than a record may have.
+                flight.cmd("GETRANGE").arg(record_key(hash)).arg(0).arg(KeyContext::LARGEST);
             }
-            let answers: Vec<redis::Value> = self.redis.pipeline(&flight).await.map_err(unavailable)?;
-            for (hash, answer) in some.iter().zip(answers.chunks(2)) {
-                let [record, exists] = answer else { continue };
-                let record: Vec<Option<Vec<u8>>> = redis::from_redis_value_ref(record).unwrap_or_default();
-                let exists: bool = redis::from_redis_value_ref(exists).unwrap_or_default();
-                match record.into_iter().next().flatten() {
-                    Some(record) => records.insert(*hash, record),
-                    None if exists => records.insert(*hash, Vec::new()),
-                    // It went in the middle of this.
-                    None => None,
+            // One that became something other than text says so, and the others are read all the same.
+            flight.ignore_errors();
+            let answers: Vec<redis::RedisResult<Vec<u8>>> =
+                self.redis.pipeline(&flight).await.map_err(unavailable)?;
+            for (hash, answer) in some.iter().zip(answers) {
+                let record = match answer {
+                    Ok(record) if record.len() > KeyContext::LARGEST => Vec::new(),
+                    // It may have gone in the middle of this, as well as be empty; whoever removes it finds out.
+                    Ok(record) => record,
+                    Err(e) if e.code() == Some("WRONGTYPE") => Vec::new(),
+                    Err(e) => return Err(PublishError::Unavailable(e.to_string())),
                 };
+                records.insert(*hash, record);
             }
         }
         Ok(PublishedKeys { records, loaded, truncated })
@@ -206,14 +215,20 @@ impl Publisher for RedisPublisher {
         damaged: Option<&[u8]>,
     ) -> Result<bool, PublishError> {
         let record = serde_json::to_vec(key).map_err(|e| PublishError::Encode(e.to_string()))?;
+        if record.len() > KeyContext::LARGEST {
+            let (id, most) = (&key.key_id, KeyContext::LARGEST);
+            return Err(PublishError::Encode(format!("that of the key `{id}` has more than {most} bytes")));
+        }
+        let most = KeyContext::LARGEST.to_string();
         let message = message(&Invalidation::key(*hash))?;
         let revision = key.revision.to_string();
-        let args: [&[u8]; 5] = [
+        let args: [&[u8]; 6] = [
             &record,
             revision.as_bytes(),
             Invalidation::CHANNEL.as_bytes(),
             &message,
             damaged.unwrap_or_default(),
+            most.as_bytes(),
         ];
         let keys = [record_key(hash), tombstone_key(hash)];
         let keys = keys.each_ref().map(String::as_str);
@@ -236,7 +251,8 @@ impl Publisher for RedisPublisher {
 
     async fn remove_key(&self, hash: &KeyHash, found: &[u8]) -> Result<bool, PublishError> {
         let message = message(&Invalidation::key(*hash))?;
-        let args: [&[u8]; 3] = [found, Invalidation::CHANNEL.as_bytes(), &message];
+        let most = KeyContext::LARGEST.to_string();
+        let args: [&[u8]; 4] = [found, Invalidation::CHANNEL.as_bytes(), &message, most.as_bytes()];
         self.redis.run(&self.remove_key, &[&record_key(hash)], &args).await.map_err(unavailable)
     }
 

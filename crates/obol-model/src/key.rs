@@ -171,6 +171,9 @@ impl KeyContext {
     /// The version of the document that this release writes, and the highest that it reads.
     pub const SCHEMA: u32 = 2;
 
+    /// The most bytes that a record of a key has. What is larger is no record, and nobody reads it.
+    pub const LARGEST: usize = 64 << 10;
+
     /// Who calls with this key. Two keys of one person are two principals.
     pub fn principal(&self) -> Principal {
         Principal::Key(self.key_id.clone())

@@ -333,6 +333,12 @@ impl PublicationKeys {
     /// Matches the policy key of every workspace; the braces are literal in a Redis pattern.
     pub const EVERY_POLICY: &'static str = "policy:{*}";
 
+    /// The script that reads all three. Replicas and control share it, as they share the keys.
+    pub const READ: &'static str = include_str!("scripts/read_publication_v1.lua");
+
+    /// What the documents are called, in the order in which [`PublicationKeys::READ`] counts them.
+    pub const DOCUMENTS: [&'static str; 3] = ["workspace snapshot", "policy snapshot", "fingerprint"];
+
     /// The keys of a workspace.
     pub fn of(workspace_id: &WorkspaceId) -> Self {
         Self {
@@ -452,12 +458,9 @@ impl Documents {
     }
 
     fn check_sizes(&self) -> Result<(), InvalidPublication> {
-        let documents = [
-            ("workspace snapshot", &self.workspace),
-            ("policy snapshot", &self.policy),
-            ("fingerprint", &self.fingerprint),
-        ];
-        match documents.into_iter().find(|(_, bytes)| bytes.len() > LARGEST_DOCUMENT) {
+        let documents = [&self.workspace, &self.policy, &self.fingerprint];
+        let mut documents = PublicationKeys::DOCUMENTS.into_iter().zip(documents);
+        match documents.find(|(_, bytes)| bytes.len() > LARGEST_DOCUMENT) {
             Some((document, _)) => Err(InvalidPublication::TooLarge { document }),
             None => Ok(()),
         }

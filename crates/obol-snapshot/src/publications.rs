@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
-use obol_model::snapshot::{Documents, Fingerprint, PolicySnapshot, WorkspaceSnapshot};
+use obol_model::snapshot::{Documents, Fingerprint, InvalidPublication, PolicySnapshot, WorkspaceSnapshot};
 use obol_model::{Invalidation, Revision, WorkspaceId};
 use parking_lot::RwLock;
 use tokio::sync::broadcast;
@@ -308,6 +308,9 @@ impl<C: Compile> Publications<C> {
                 Ok(None)
             }
             Ok(Stored::Partial) => Err(PairError::Partial),
+            Ok(Stored::TooLarge { document }) => {
+                Err(PairError::Invalid(InvalidPublication::TooLarge { document }))
+            }
             Err(cause) => Err(PairError::Unavailable(cause)),
         };
         if let Err(why) = &outcome {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use obol_model::snapshot::{Documents, PublicationKeys};
+use obol_model::snapshot::{Documents, LARGEST_DOCUMENT, PublicationKeys};
 use obol_model::{Invalidation, WorkspaceId};
 use obol_redis::{Redis, Script, SubscriberEvent};
 use tokio::sync::mpsc;
@@ -9,12 +9,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{FeedEvent, InvalidationFeed, PublicationSource, SourceError, Stored};
 
-type Three = (Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
+/// What the script that reads a publication answers.
+type Read = (usize, Option<Vec<u8>>, Option<Vec<u8>>, Option<Vec<u8>>);
 
 /// Publications in Redis, and the feed of `obol:invalidate`.
 #[derive(Debug, Clone)]
 pub struct RedisSource {
     redis: Redis,
+    read: Arc<Script>,
     create: Arc<Script>,
 }
 
@@ -22,7 +24,11 @@ impl RedisSource {
     /// Reads through `redis`; the feed opens a connection of its own.
     pub fn new(redis: Redis) -> Self {
         let script = include_str!("scripts/create_publication_v1.lua");
-        Self { redis, create: Arc::new(Script::new("create_publication_v1", script)) }
+        Self {
+            redis,
+            read: Arc::new(Script::new("read_publication_v1", PublicationKeys::READ)),
+            create: Arc::new(Script::new("create_publication_v1", script)),
+        }
     }
 
     /// Creates a publication and tells the replicas, in one step, if the workspace has none of the three keys. Answers
@@ -45,15 +51,19 @@ impl RedisSource {
 impl PublicationSource for RedisSource {
     async fn read(&self, workspace: &WorkspaceId) -> Result<Stored, SourceError> {
         let keys = PublicationKeys::of(workspace);
-        let mut command = redis::cmd("MGET");
-        command.arg(&keys.workspace).arg(&keys.policy).arg(&keys.fingerprint);
-        let found: Three = self.redis.query(&command).await.map_err(SourceError::new)?;
+        let keys = [keys.workspace.as_str(), &keys.policy, &keys.fingerprint];
+        let most = LARGEST_DOCUMENT.to_string();
+        let found: Read =
+            self.redis.run(&self.read, &keys, &[most.as_bytes()]).await.map_err(SourceError::new)?;
         Ok(match found {
-            (Some(workspace), Some(policy), Some(fingerprint)) => {
+            (0, Some(workspace), Some(policy), Some(fingerprint)) => {
                 Stored::Complete(Documents { workspace, policy, fingerprint })
             }
-            (None, None, None) => Stored::Absent,
-            _ => Stored::Partial,
+            (0, None, None, None) => Stored::Absent,
+            (0, ..) => Stored::Partial,
+            (large, ..) => Stored::TooLarge {
+                document: PublicationKeys::DOCUMENTS.get(large - 1).copied().unwrap_or("publication"),
+            },
         })
     }
 

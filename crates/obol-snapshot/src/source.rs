@@ -15,6 +15,11 @@ pub enum Stored {
     Absent,
     /// One or two of them.
     Partial,
+    /// One of them is larger than any document, and was not read.
+    TooLarge {
+        /// Which.
+        document: &'static str,
+    },
     /// All three, from one atomic read. Not checked yet.
     Complete(Documents),
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use obol_model::snapshot::{Documents, PublicationKeys};
+use obol_model::snapshot::{Documents, InvalidPublication, LARGEST_DOCUMENT, PublicationKeys};
 use obol_model::{Invalidation, Secret};
 use obol_redis::{Redis, RedisOptions};
 use obol_snapshot::{
@@ -12,6 +12,7 @@ use obol_snapshot::{
     Stored,
 };
 use obol_testkit::eventually;
+use obol_testkit::flights::CountingProxy;
 use obol_testkit::redis::RedisServer;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -105,6 +106,41 @@ async fn one_or_two_of_the_three_keys_are_an_error_and_no_fallback() {
         server.cli(&["DEL", missing]).await;
         assert!(matches!(publications.pair(&ws("acme")).await, Err(PairError::Partial)), "{missing}");
     }
+}
+
+/// The value is made in the server, and must not leave it.
+async fn make_large(server: &RedisServer, key: &str, bytes: usize) {
+    server.cli(&["DEL", key]).await;
+    server.cli(&["SETRANGE", key, &(bytes - 1).to_string(), "x"]).await;
+}
+
+#[tokio::test]
+async fn a_document_that_is_too_large_harms_its_workspace_alone_and_is_not_even_read() {
+    let server = RedisServer::start().await;
+    let proxy = CountingProxy::start(server.addr()).await;
+    let redis = Redis::connect(RedisOptions::new(Secret::new(proxy.url()))).await.unwrap();
+    let publications = Publications::new(Arc::new(RedisSource::new(redis)), Counting::default());
+    for id in ["acme", "beta"] {
+        publish(&server, id, &documents(id, 1, "test")).await;
+    }
+    let keys = PublicationKeys::of(&ws("beta"));
+    publications.pair(&ws("acme")).await.unwrap();
+    for (key, name) in
+        [&keys.workspace, &keys.policy, &keys.fingerprint].into_iter().zip(PublicationKeys::DOCUMENTS)
+    {
+        publish(&server, "beta", &documents("beta", 1, "test")).await;
+        // As large as takes longer than the deadline to be read, and as small as is too large.
+        let bytes = if *key == keys.policy { 500 << 20 } else { LARGEST_DOCUMENT + 1 };
+        make_large(&server, key, bytes).await;
+        let refused = publications.pair(&ws("beta")).await.err();
+        let expected = InvalidPublication::TooLarge { document: name };
+        assert!(matches!(&refused, Some(PairError::Invalid(why)) if *why == expected), "{refused:?}");
+        publications.reload(&ws("acme")).await.unwrap();
+    }
+    publish(&server, "beta", &documents("beta", 1, "test")).await;
+    proxy.reset();
+    publications.pair(&ws("beta")).await.unwrap();
+    assert_eq!(proxy.commands(), [["EVALSHA"]], "one flight");
 }
 
 #[tokio::test]

@@ -98,7 +98,7 @@ impl Publisher for Embedded {
         match self.source.read(workspace).await {
             Ok(Stored::Complete(documents)) => Ok(Some(documents)),
             // Memory is never torn, and can always be asked.
-            Ok(Stored::Absent | Stored::Partial) | Err(_) => Ok(None),
+            Ok(Stored::Absent | Stored::Partial | Stored::TooLarge { .. }) | Err(_) => Ok(None),
         }
     }
 

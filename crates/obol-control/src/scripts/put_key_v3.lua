@@ -1,12 +1,16 @@
 -- Writes a key record and tells the replicas, unless the same one is there, a newer one, or the key was revoked: whoever
 -- read the records a moment ago must not undo what happened since.
 -- KEYS: key:HASH, revoked:{key:HASH}
--- ARGV: record, its revision, channel, message, and the record that was found to be damaged, or ''
+-- ARGV: record, its revision, channel, message, the record that was found to be damaged, or '', and the most bytes of a
+--   record
 -- Answers 1 if it wrote, else 0.
 if redis.call('EXISTS', KEYS[2]) == 1 then
   return 0
 end
-local there = redis.call('MGET', KEYS[1])[1]
+-- What is too large to be read is damaged.
+local length = redis.pcall('STRLEN', KEYS[1])
+local large = type(length) == 'number' and length > tonumber(ARGV[6])
+local there = not large and redis.call('MGET', KEYS[1])[1]
 if there == ARGV[1] then
   return 0
 end

@@ -1,8 +1,12 @@
 -- Removes a publication up to a revision and tells the replicas.
 -- KEYS: snap:workspace:{WS}, policy:{WS}, snap:fingerprint:{WS}
--- ARGV: epoch, number, channel, message, and the fingerprint that was found to belong to a damaged publication, or ''
+-- ARGV: epoch, number, channel, message, and the fingerprint that was found to belong to a damaged publication, or '';
+--   the most bytes of a document
 -- Answers {} when it is gone, {epoch, number} of what is there when that is newer.
-local there = redis.call('MGET', KEYS[3])[1]
+-- What is too large to be read is damaged.
+local length = redis.pcall('STRLEN', KEYS[3])
+local large = type(length) == 'number' and length > tonumber(ARGV[6])
+local there = not large and redis.call('MGET', KEYS[3])[1]
 if there and there ~= ARGV[5] then
   local ok, fingerprint = pcall(cjson.decode, there)
   local revision = ok and type(fingerprint) == 'table' and fingerprint.revision

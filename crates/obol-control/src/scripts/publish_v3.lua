@@ -1,10 +1,12 @@
 -- Publishes a workspace: three documents and the invalidation, or nothing.
 -- KEYS: snap:workspace:{WS}, policy:{WS}, snap:fingerprint:{WS}
 -- ARGV: epoch, number, "new" or "repair", the three documents in the order of KEYS, channel, message, and the
---   fingerprint that was found to belong to a damaged publication, or ''
+--   fingerprint that was found to belong to a damaged publication, or ''; the most bytes of a document
 -- Answers {} when it published, {epoch, number} of what is there when that forbids it.
--- MGET, since GET fails on a key that became something other than text.
-local there = redis.call('MGET', KEYS[3])[1]
+-- MGET, since GET fails on a key that became something other than text. What is too large to be read is damaged.
+local length = redis.pcall('STRLEN', KEYS[3])
+local large = type(length) == 'number' and length > tonumber(ARGV[10])
+local there = not large and redis.call('MGET', KEYS[3])[1]
 if there and there ~= ARGV[9] then
   local ok, fingerprint = pcall(cjson.decode, there)
   local revision = ok and type(fingerprint) == 'table' and fingerprint.revision
