@@ -134,6 +134,7 @@ impl Control {
         // INVARIANT: files are read after the store. What another control has published of them is then no news.
         let look = self.look(pass.settle, &mut report).await;
         let looked = look.is_some();
+        report.failed.extend(look.as_ref().and_then(|look| look.doubt.clone()));
         state.files.take_up(look.unwrap_or_default(), &mut report);
         // Without the store nobody knows what comes next; what is known can still be healed.
         if state.known.fresh && looked {

@@ -34,6 +34,10 @@ struct Watched {
     calm: u8,
     /// Looks in a row that did not find the file.
     absent: u8,
+    /// Whether it could be compiled as it is now.
+    valid: bool,
+    /// Whether it spoke for a workspace at some time, in an earlier process too.
+    spoke: bool,
 }
 
 /// What a look at the files found.
@@ -50,6 +54,8 @@ pub(crate) struct Look {
     pub(crate) changes: Vec<Change>,
     /// Files that say something else by now than what was told of them last, or may in a moment.
     pub(crate) restless: BTreeSet<PathBuf>,
+    /// Why files that are absent do not count as gone, in words.
+    pub(crate) doubt: Option<String>,
 }
 
 impl fmt::Debug for Scanner {
@@ -65,7 +71,7 @@ impl Scanner {
 
     /// Expects a file that an earlier process published, so that its absence is noticed.
     pub(crate) fn expect(&mut self, path: PathBuf) {
-        self.files.entry(path).or_default();
+        self.files.entry(path).or_default().spoke = true;
     }
 
     /// Compiles what changed. With `settle`, a change or an absence counts only when two more looks find that nobody
@@ -73,51 +79,79 @@ impl Scanner {
     /// missing, and an editor may take a file away for an instant. A writer that pauses for longer cannot be told from
     /// one that is done; only a rename is safe whatever happens.
     ///
+    /// As long as none of the files that are there is valid, none that is absent counts as gone: a volume that went away,
+    /// with or without some litter in its place, must not unpublish everything.
+    ///
     /// # Errors
-    /// When the folder cannot be listed or suddenly holds no file: a volume that went away must not unpublish
-    /// everything.
+    /// When the folder cannot be listed.
     pub(crate) fn scan(&mut self, settle: bool) -> Result<Look, String> {
         let listed = list(&self.source)?;
-        if listed.is_empty() && !self.files.is_empty() {
-            let source = self.source.display();
-            return Err(format!("`{source}` holds no workspace file any more; what is published stays"));
+        for path in &listed {
+            self.compile(path);
         }
-        let Look { mut changes, mut restless } = Look::default();
-        self.files.retain(|path, watched| {
-            let absent = !listed.contains(path);
-            let gone = absent && (watched.absent >= CALM_LOOKS || !settle);
-            watched.absent = if absent { watched.absent.saturating_add(1) } else { 0 };
-            if gone {
-                changes.push(Change::Gone(path.clone()));
-            } else if absent {
-                restless.insert(path.clone());
-            }
-            !gone
-        });
+        let mut look = Look::default();
+        self.miss(&listed, settle, &mut look);
         for path in listed {
-            let watched = self.files.entry(path.clone()).or_default();
-            match watched.sources.look() {
-                Found::Same => watched.calm = watched.calm.saturating_add(1),
-                Found::Touched => watched.calm = 0,
-                Found::Changed => {
-                    let mut sources = Sources::default();
-                    let options = CompileOptions { key_ring: Some(&self.key_ring), env: &*self.env };
-                    watched.fresh = Some(compile_recorded(&path, &options, &mut sources));
-                    watched.sources = sources;
-                    watched.calm = 0;
-                }
-            }
+            let Some(watched) = self.files.get_mut(&path) else { continue };
             if settle && watched.calm < CALM_LOOKS {
-                restless.insert(path);
+                look.restless.insert(path);
                 continue;
             }
             match watched.fresh.take() {
-                Some(Ok(compiled)) => changes.push(Change::Compiled(path, Box::new(compiled))),
-                Some(Err(faults)) => changes.push(Change::Refused(path, faults)),
+                Some(Ok(compiled)) => {
+                    watched.spoke = true;
+                    look.changes.push(Change::Compiled(path, Box::new(compiled)));
+                }
+                Some(Err(faults)) => look.changes.push(Change::Refused(path, faults)),
                 None => {}
             }
         }
-        Ok(Look { changes, restless })
+        Ok(look)
+    }
+
+    /// Compiles a file if it says something else than when it was compiled last.
+    fn compile(&mut self, path: &Path) {
+        let watched = self.files.entry(path.to_owned()).or_default();
+        match watched.sources.look() {
+            Found::Same => watched.calm = watched.calm.saturating_add(1),
+            Found::Touched => watched.calm = 0,
+            Found::Changed => {
+                let mut sources = Sources::default();
+                let options = CompileOptions { key_ring: Some(&self.key_ring), env: &*self.env };
+                let compiled = compile_recorded(path, &options, &mut sources);
+                watched.valid = compiled.is_ok();
+                watched.fresh = Some(compiled);
+                watched.sources = sources;
+                watched.calm = 0;
+            }
+        }
+    }
+
+    /// Finds out which files are gone.
+    fn miss(&mut self, listed: &[PathBuf], settle: bool, look: &mut Look) {
+        let is_there = |path: &PathBuf| listed.contains(path);
+        let missed = self.files.iter().any(|(path, watched)| watched.spoke && !is_there(path));
+        let none_valid = !self.files.iter().any(|(path, watched)| watched.valid && is_there(path));
+        if missed && none_valid {
+            let source = self.source.display();
+            look.doubt =
+                Some(format!("`{source}` holds no valid workspace file any more; what is published stays"));
+        }
+        let doubtful = look.doubt.is_some();
+        self.files.retain(|path, watched| {
+            if is_there(path) {
+                watched.absent = 0;
+                return true;
+            }
+            let gone = !doubtful && (watched.absent >= CALM_LOOKS || !settle);
+            watched.absent = if doubtful { 0 } else { watched.absent.saturating_add(1) };
+            if gone {
+                look.changes.push(Change::Gone(path.clone()));
+            } else {
+                look.restless.insert(path.clone());
+            }
+            !gone
+        });
     }
 }
 
@@ -169,6 +203,7 @@ mod tests {
         folder: TempDir,
         scanner: Scanner,
         restless: Vec<String>,
+        doubt: Option<String>,
     }
 
     impl Bench {
@@ -177,7 +212,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let ring = Arc::new(KeyRing::ephemeral().unwrap());
             let scanner = Scanner::new(folder.path().to_owned(), ring, Arc::new(|_| None));
-            let mut bench = Self { folder, scanner, restless: Vec::new() };
+            let mut bench = Self { folder, scanner, restless: Vec::new(), doubt: None };
             for name in ["acme", "beta"] {
                 bench.write(
                     &format!("{name}.yaml"),
@@ -204,7 +239,8 @@ mod tests {
 
         /// What a settled look finds, in words.
         fn look(&mut self) -> Vec<String> {
-            let Look { changes, restless } = self.scanner.scan(true).unwrap();
+            let Look { changes, restless, doubt } = self.scanner.scan(true).unwrap();
+            self.doubt = doubt;
             let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
             let words = changes.into_iter().map(|change| match change {
                 Change::Compiled(path, compiled) => {
@@ -274,6 +310,56 @@ mod tests {
         assert_eq!(bench.look(), nothing());
         fs::remove_file(bench.path("acme.yaml")).unwrap();
         assert_eq!(bench.looks(), [nothing(), nothing(), vec!["acme.yaml gone".to_owned()]]);
+    }
+
+    #[test]
+    fn files_that_vanish_all_at_once_are_not_gone_whatever_lies_in_their_place() {
+        let mut bench = Bench::new();
+        let texts =
+            ["acme.yaml", "beta.yaml"].map(|name| (name, fs::read_to_string(bench.path(name)).unwrap()));
+        let vanish =
+            |bench: &Bench| texts.iter().for_each(|(name, _)| fs::remove_file(bench.path(name)).unwrap());
+        bench.write("broken.yaml", "workspace: [");
+        assert_eq!(bench.looks()[2].len(), 1, "it is refused");
+        vanish(&bench);
+        for _ in 0..2 {
+            assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
+            assert!(bench.doubt.as_ref().unwrap().contains("holds no valid workspace file any more"));
+        }
+        // What comes back one by one is not gone either.
+        bench.write("acme.yaml", &texts[0].1);
+        assert_eq!([bench.look(), bench.look()], [nothing(), nothing()]);
+        assert_eq!(bench.doubt, None);
+        bench.write("beta.yaml", &texts[1].1);
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()], "they say what they said");
+        // Something new and broken in their place is told.
+        vanish(&bench);
+        bench.write("other.yaml", "workspace: Nobody\n");
+        assert!(bench.looks()[2][0].starts_with("other.yaml refused"), "{:?}", bench.doubt);
+        assert!(bench.doubt.is_some());
+        // One that is gone beside a valid one is gone, and so is one that never was anything.
+        bench.write("beta.yaml", &texts[1].1);
+        fs::remove_file(bench.path("other.yaml")).unwrap();
+        assert_eq!(bench.looks()[2], ["acme.yaml gone", "other.yaml gone"]);
+        fs::remove_file(bench.path("beta.yaml")).unwrap();
+        fs::remove_file(bench.path("broken.yaml")).unwrap();
+        assert_eq!(bench.looks(), [nothing(), nothing(), nothing()]);
+        assert!(bench.doubt.is_some(), "an empty folder");
+    }
+
+    #[test]
+    fn a_folder_that_became_a_file_is_no_absence() {
+        let mut bench = Bench::new();
+        let (folder, aside) = (bench.folder.path().to_owned(), bench.folder.path().with_extension("aside"));
+        fs::rename(&folder, &aside).unwrap();
+        fs::write(&folder, "").unwrap();
+        let [_, _, said] = bench.looks();
+        assert!(said.len() == 1 && said[0].contains("refused"), "{said:?}");
+        assert!(bench.doubt.is_some());
+        fs::remove_file(&folder).unwrap();
+        fs::rename(&aside, &folder).unwrap();
+        let name = folder.file_name().unwrap().to_string_lossy();
+        assert_eq!(bench.looks(), [nothing(), nothing(), vec![format!("{name} gone")]]);
     }
 
     #[test]
