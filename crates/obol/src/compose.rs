@@ -24,7 +24,7 @@ use obol_mcp::pool::{
 };
 use obol_meter::{FlushReport, MeterOptions, UsageSink, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
-use obol_peer::Registry;
+use obol_peer::{Peers, Registry};
 use obol_session::{SessionOptions, SessionStore, Sessions};
 use obol_snapshot::{InvalidationFeed, PRELOAD, PublicationSource, Publications};
 use obol_worker::{StdioConnect, WorkerOptions};
@@ -179,7 +179,7 @@ impl Replica {
             peers: peers.clone(),
             drain: drain.clone(),
             clock,
-            redis: stores.probe,
+            redis: ready(stores.probe, peers.clone()),
             service: stores.service,
             admin_token: config.admin_token,
             metrics: {
@@ -223,7 +223,7 @@ impl Replica {
         }
         // Before clients come, so that nobody is ready whom the others do not know.
         if let Err(e) = peers.renew().await {
-            tracing::warn!(error = %e, "this replica has no lease yet");
+            tracing::debug!(error = %e, "this replica has no lease yet");
         }
         let lease = Ending::spawn(&tasks, "lease", |stop| peers.run(stop));
         let public = listen(&gateway, listeners, &drain)?;
@@ -366,4 +366,12 @@ impl Spawn for Spawner {
     fn spawn(&self, name: &'static str, future: BoxFuture<'static, ()>) {
         self.0.spawn(Class::Background, name, future);
     }
+}
+
+/// Whether requests can be served: a Redis that answers and takes no writes serves no session.
+fn ready(probe: RedisProbe, peers: Arc<Peers>) -> RedisProbe {
+    Arc::new(move || {
+        let (answers, peers) = (probe(), peers.clone());
+        Box::pin(async move { answers.await && peers.holds_lease().await })
+    })
 }
