@@ -73,6 +73,15 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
+/// Whether this is how [`write_atomically`] names a file that is not whole yet.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    let number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u64>().is_ok());
+    let mut parts = name.rsplitn(3, '.');
+    number(parts.next())
+        && number(parts.next())
+        && parts.next().is_some_and(|name| name.len() > 1 && name.starts_with('.'))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;

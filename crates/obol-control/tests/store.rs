@@ -375,3 +375,39 @@ async fn a_database_that_is_away_is_a_failure_in_time_and_is_used_again() {
     );
     eventually(Duration::from_secs(20), || async { keys().await.ok() == Some(1) }).await;
 }
+
+#[tokio::test]
+async fn a_change_that_fails_leaves_no_entry_and_a_killed_process_no_litter() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    let store = FileStore::new(&state);
+    store.prepare().await.unwrap();
+    let kept = key("acme");
+    store.insert_key(kept.clone(), &by("user:me")).await.unwrap();
+    let entries = store.audit(9).await.unwrap();
+    // Something that no file can take the place of, as a full disk lets none.
+    let failing = key("acme");
+    let place = state.join("keys").join(format!("{}.json", failing.key.key_id));
+    std::fs::create_dir_all(place.join("x")).unwrap();
+    assert!(store.insert_key(failing, &by("user:me")).await.is_err());
+    assert_eq!(store.audit(9).await.unwrap(), entries);
+    std::fs::remove_dir_all(&place).unwrap();
+    store.change_key(&kept.key.key_id, KeyChange::Disable, &by("user:me")).await.unwrap();
+    assert_eq!(store.audit(9).await.unwrap().len(), 2, "the next one has its line");
+
+    store.publish(new("acme", None, rev(1), Origin::File), &by("control")).await.unwrap();
+    let id = kept.key.key_id.as_str();
+    let litter = [
+        format!("keys/.{id}.json.4711.0"),
+        "workspaces/acme/.1.2.json.4711.12".to_owned(),
+        ".generation.1.2".to_owned(),
+    ];
+    let others = ["keys/.note".to_owned(), "workspaces/acme/1.1.json".to_owned()];
+    for name in litter.iter().chain(&others[..1]) {
+        std::fs::write(state.join(name), "{").unwrap();
+    }
+    FileStore::new(&state).prepare().await.unwrap();
+    assert!(litter.iter().all(|name| !state.join(name).exists()));
+    assert!(others.iter().all(|name| state.join(name).exists()));
+    assert_eq!(store.keys().await.unwrap().records.len(), 1);
+}

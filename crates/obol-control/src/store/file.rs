@@ -4,7 +4,7 @@ mod keys;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use obol_model::{KeyHash, KeyId, Revision, WorkspaceId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use self::disk::{LARGEST, list, read, unusable, write};
+use self::disk::{LARGEST, is_written, list, read, unusable, write};
 use self::keys::{KeyCache, read_key};
 use super::{
     Action, AuditEntry, ControlStore, Head, NewRevision, Origin, RevisionInfo, Stamp, StoreError, published,
     superfluous, unpublished,
 };
-use crate::files::read_bounded;
+use crate::files::{is_temporary, read_bounded};
 use crate::keys::{KeyChange, KeyRecord, LoadedKeys};
 
 /// The form of the directory that this release writes, and the highest that it reads.
@@ -41,7 +41,7 @@ const AUDIT: u64 = 16 << 20;
 /// * `generation`: how many changes there were
 /// * `keys/ID.json`: one file per key
 /// * `workspaces/ID/head.json`, and beside it one file per revision
-/// * `audit.jsonl`: one line per change
+/// * `audit.jsonl`: one line per change, written before it and taken back when it fails
 ///
 /// Several processes may use it: whoever changes something holds `lock`; whoever reads needs nothing, since files are only
 /// ever replaced whole. `head.json` comes last, so that a change that was cut off has not happened.
@@ -169,15 +169,15 @@ impl Place {
     }
 
     fn head(&self, workspace: &WorkspaceId) -> Result<Option<Head>, StoreError> {
-        read(&self.workspace(workspace).join("head.json"))
+        read(&self.head_path(workspace))
+    }
+
+    fn head_path(&self, workspace: &WorkspaceId) -> PathBuf {
+        self.workspace(workspace).join("head.json")
     }
 
     fn known(&self, workspace: &WorkspaceId) -> Result<Head, StoreError> {
         self.head(workspace)?.ok_or_else(|| StoreError::NoSuchWorkspace(workspace.clone()))
-    }
-
-    fn set_head(&self, head: &Head) -> Result<(), StoreError> {
-        write(&self.workspace(&head.workspace).join("head.json"), head)
     }
 
     fn heads(&self) -> Result<Vec<Head>, StoreError> {
@@ -215,8 +215,7 @@ impl Place {
             fingerprint: text(fingerprint)?,
         };
         write(&self.workspace(&new.workspace).join(file_of(new.revision)), &kept)?;
-        self.log(&entry)?;
-        self.set_head(&head)?;
+        self.change(&entry, &self.head_path(&new.workspace), &head)?;
         for old in superfluous(&self.revisions(&new.workspace)?, &head) {
             let path = self.workspace(&new.workspace).join(file_of(old));
             fs::remove_file(&path).map_err(|e| unusable(&path, &e))?;
@@ -232,8 +231,8 @@ impl Place {
         by: &Stamp,
     ) -> Result<(), StoreError> {
         let Some(next) = unpublished(&self.known(workspace)?, this, origin)? else { return Ok(()) };
-        self.log(&AuditEntry::new(Action::Unpublish, workspace, by).with_revision(next.revision))?;
-        self.set_head(&next)?;
+        let entry = AuditEntry::new(Action::Unpublish, workspace, by).with_revision(next.revision);
+        self.change(&entry, &self.head_path(workspace), &next)?;
         self.changed()
     }
 
@@ -245,16 +244,42 @@ impl Place {
         let path = self.key_path(id.as_str());
         let mut record = read_key(&path)?.ok_or_else(|| StoreError::NoSuchKey(id.clone()))?;
         if let Some(action) = record.change(change, by.at)? {
-            self.log(&AuditEntry::of_key(action, &record, by))?;
-            write(&path, &record)?;
+            self.change(&AuditEntry::of_key(action, &record, by), &path, &record)?;
             self.changed()?;
         }
         Ok(record)
     }
 
-    /// Before the change itself: an entry for a change that was cut off is better than a change without one.
-    fn log(&self, entry: &AuditEntry) -> Result<(), StoreError> {
-        let path = self.dir.join("audit.jsonl");
+    /// Makes a change by writing one file.
+    ///
+    /// INVARIANT: no change is without an entry. Two files cannot change in one step, so the entry is written first, is
+    /// durable before the change begins, and is taken back when the change fails, which needs no space; only a process
+    /// that is killed in between leaves an entry of a change that did not happen.
+    fn change<T: Serialize>(&self, entry: &AuditEntry, path: &Path, value: &T) -> Result<(), StoreError> {
+        let length = self.log(entry)?;
+        write(path, value).inspect_err(|_| {
+            // What failed last may have been to make sure that it lasts.
+            if !is_written(path, value) {
+                self.take_back(length);
+            }
+        })
+    }
+
+    fn take_back(&self, length: u64) {
+        let cut =
+            OpenOptions::new().write(true).open(self.audit_path()).and_then(|file| file.set_len(length));
+        if let Err(e) = cut {
+            tracing::warn!(error = %e, "the audit has an entry of a change that failed");
+        }
+    }
+
+    fn audit_path(&self) -> PathBuf {
+        self.dir.join("audit.jsonl")
+    }
+
+    /// Writes an entry; answers how long the audit was before.
+    fn log(&self, entry: &AuditEntry) -> Result<u64, StoreError> {
+        let path = self.audit_path();
         let failed = |e: io::Error| unusable(&path, &e);
         let mut line = serde_json::to_vec(entry).map_err(|e| StoreError::Damaged(e.to_string()))?;
         line.push(b'\n');
@@ -264,6 +289,7 @@ impl Place {
         let mut options = OpenOptions::new();
         let mut file =
             options.read(true).append(true).create(true).mode(0o600).open(&path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
         // A line that was cut off must not take this one with it.
         let mut last = [b'\n'];
         if file.seek(SeekFrom::End(-1)).is_ok() {
@@ -272,11 +298,32 @@ impl Place {
         if last != [b'\n'] {
             line.insert(0, b'\n');
         }
-        file.write_all(&line).and_then(|()| file.sync_all()).map_err(failed)
+        if let Err(e) = file.write_all(&line).and_then(|()| file.sync_all()) {
+            self.take_back(length);
+            return Err(failed(e));
+        }
+        Ok(length)
+    }
+
+    /// Removes what processes left that were killed in the middle of a change. Whoever calls holds the lock, so that
+    /// nobody is in the middle of one.
+    fn sweep(&self) -> Result<(), StoreError> {
+        let workspaces = self.dir.join("workspaces");
+        let mut folders = vec![self.dir.clone(), self.dir.join("keys"), workspaces.clone()];
+        folders.extend(
+            list(&workspaces, |name| name.parse::<WorkspaceId>().ok())?.iter().map(|id| self.workspace(id)),
+        );
+        for folder in folders {
+            for name in list(&folder, |name| is_temporary(name).then(|| name.to_owned()))? {
+                let path = folder.join(name);
+                fs::remove_file(&path).map_err(|e| unusable(&path, &e))?;
+            }
+        }
+        Ok(())
     }
 
     fn audit(&self, limit: usize) -> Result<Vec<AuditEntry>, StoreError> {
-        let path = self.dir.join("audit.jsonl");
+        let path = self.audit_path();
         let bytes = match read_bounded(&path, LARGEST) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(|e| unusable(&path, &e))?,
@@ -290,7 +337,7 @@ impl Place {
 #[async_trait]
 impl ControlStore for FileStore {
     async fn prepare(&self) -> Result<(), StoreError> {
-        self.changing(|_| Ok(())).await
+        self.changing(Place::sweep).await
     }
 
     async fn identity(&self) -> Result<String, StoreError> {
@@ -385,7 +432,7 @@ impl ControlStore for FileStore {
         let workspace = workspace.clone();
         self.changing(move |place| {
             let head = place.known(&workspace)?;
-            place.set_head(&Head { file: Some(file), ..head })?;
+            write(&place.head_path(&workspace), &Head { file: Some(file), ..head })?;
             place.changed()
         })
         .await
@@ -394,8 +441,8 @@ impl ControlStore for FileStore {
     async fn insert_key(&self, record: KeyRecord, by: &Stamp) -> Result<(), StoreError> {
         let by = by.clone();
         self.changing(move |place| {
-            place.log(&AuditEntry::of_key(Action::NewKey, &record, &by))?;
-            write(&place.key_path(record.key.key_id.as_str()), &record)?;
+            let path = place.key_path(record.key.key_id.as_str());
+            place.change(&AuditEntry::of_key(Action::NewKey, &record, &by), &path, &record)?;
             place.changed()
         })
         .await

@@ -29,6 +29,11 @@ pub(super) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), StoreErr
     write_atomically(path, &bytes).map_err(|e| unusable(path, &e))
 }
 
+/// Whether a file says this.
+pub(super) fn is_written<T: Serialize>(path: &Path, value: &T) -> bool {
+    matches!((read_bounded(path, LARGEST), serde_json::to_vec_pretty(value)), (Ok(there), Ok(said)) if there == said)
+}
+
 /// What the names in a folder stand for; nothing when there is no folder.
 pub(super) fn list<T>(folder: &Path, read: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, StoreError> {
     let failed = |e| unusable(folder, &e);
