@@ -110,7 +110,9 @@ impl RedisError {
 
     pub(crate) fn connect(server: &Arc<str>, source: redis::RedisError) -> Self {
         let hint = if source.is_timeout() {
-            "it does not answer; check the address, and that nothing between drops packets"
+            // A Redis that is greeted by TLS and does not speak it waits for the rest of a command.
+            "it does not answer; check the address, that nothing between drops packets, and that it speaks TLS there if \
+             the URL says `rediss`"
         } else if source.is_connection_refusal() {
             "nothing listens there; start Redis or correct the address"
         } else if source.kind() == ErrorKind::AuthenticationFailed
@@ -123,6 +125,10 @@ impl RedisError {
             "it is still reading its data; it will be used when it is done"
         } else if source.kind() == ErrorKind::Server(ServerErrorKind::MasterDown) {
             "it is a replica that has lost its master"
+        } else if source.to_string().contains("DB index is out of range") {
+            "it has no database of that number; the URL ends with one that it has (`databases` in its configuration)"
+        } else if source.to_string().contains("InvalidContentType") {
+            "it does not speak TLS there; write the URL without the second `s` of `rediss`, or name its TLS port"
         } else if source.to_string().contains("certificate") {
             "its certificate is not trusted; name the authority that issued it, and the server as the certificate does"
         } else {

@@ -131,6 +131,15 @@ impl fmt::Debug for RedisUrl {
 }
 
 fn decoded(text: &str) -> Result<String, String> {
+    // An escape that is none is decoded as it stands, so that a password with a `%` would be another one than was meant.
+    let whole = |after: &str| {
+        let mut digits = after.bytes();
+        let mut digit = || digits.next().is_some_and(|digit| digit.is_ascii_hexdigit());
+        digit() && digit()
+    };
+    if !text.split('%').skip(1).all(whole) {
+        return Err("has a `%` that begins no escape; write `%25` for a `%`".to_owned());
+    }
     let text = percent_decode_str(text).decode_utf8();
     text.map(std::borrow::Cow::into_owned).map_err(|_| "has `%` escapes that are not UTF-8".to_owned())
 }
@@ -250,6 +259,11 @@ mod tests {
             ("redis://:hunter2@", "no host"),
             ("redis://:hunter2/x@h", "`%` escapes"),
             ("redis://:hunter2#x@h", "`%` escapes"),
+            ("redis://:hunter2%zz@h", "write `%25`"),
+            ("redis://hunter2%:x@h", "write `%25`"),
+            ("redis://:x%4@h", "write `%25`"),
+            ("redis+sentinel://a/m?sentinel_password=hunter2%", "write `%25`"),
+            ("redis://:%ff@h", "not UTF-8"),
             ("redis://:hunter2@h:port", "no number"),
             ("redis://:hunter2@h:70000", "no number"),
             ("redis://:hunter2@h/hunter2", "no database number"),

@@ -87,6 +87,26 @@ async fn commands_beside_a_script_share_its_flight_and_cannot_fail_it() {
 }
 
 #[tokio::test]
+async fn what_a_url_names_and_the_server_does_not_have_is_said() {
+    let server = RedisServer::start().await;
+    let addr = server.addr();
+    for (url, said) in [
+        (format!("redis://{addr}/99"), "it has no database of that number"),
+        // It waits for the rest of a command, or takes the greeting for one.
+        (format!("rediss://{addr}"), "TLS there"),
+    ] {
+        let error = client(url).await.unwrap_err();
+        let line = obol_model::Causes(&error).to_string();
+        assert!(line.starts_with(&format!("cannot connect to Redis at `{addr}`: it ")), "{line}");
+        assert!(line.contains(said), "{line}");
+    }
+    server.kill();
+    let error = client(server.url()).await.unwrap_err();
+    let line = obol_model::Causes(&error).to_string().to_lowercase();
+    assert_eq!(line.matches("connection refused").count(), 1, "{line}");
+}
+
+#[tokio::test]
 async fn server_errors_keep_their_code() {
     let server = RedisServer::start().await;
     let redis = client(server.url()).await.unwrap();

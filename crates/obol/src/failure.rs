@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::{fmt, io};
 
+use obol_model::Causes;
+
 use crate::config::Problems;
 
 /// Why a command ended, with the exit code that says so.
@@ -55,15 +57,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Environment(problems) => problems.fmt(f),
             Self::Usage(message) => f.write_str(message),
-            Self::Runtime(error) => {
-                write!(f, "{error}")?;
-                let mut source = error.source();
-                while let Some(error) = source {
-                    write!(f, ": {error}")?;
-                    source = error.source();
-                }
-                Ok(())
-            }
+            Self::Runtime(error) => Causes(&**error).fmt(f),
         }
     }
 }

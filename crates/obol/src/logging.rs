@@ -46,7 +46,9 @@ where
 
 /// The cap on what is not ours.
 fn may_show(metadata: &Metadata<'_>) -> bool {
-    *metadata.level() <= Level::INFO || is_ours(metadata.target())
+    // What Postgres says on the way, such as that a table is there already, is nobody's business.
+    let most = if metadata.target().starts_with("tokio_postgres") { Level::WARN } else { Level::INFO };
+    *metadata.level() <= most || is_ours(metadata.target())
 }
 
 fn is_ours(target: &str) -> bool {
@@ -101,6 +103,15 @@ mod tests {
             assert!(text.contains("ours"), "{filter}: {text}");
             assert!(text.contains("theirs"), "{filter}: {text}");
         }
+    }
+
+    #[test]
+    fn notices_of_postgres_are_not_shown_and_its_warnings_are() {
+        let text = lines("trace", LogFormat::Json, || {
+            tracing::info!(target: "tokio_postgres::connection", "NOTICE: relation exists, skipping");
+            tracing::warn!(target: "tokio_postgres::connection", "a warning");
+        });
+        assert!(!text.contains("NOTICE") && text.contains("a warning"), "{text}");
     }
 
     #[test]
