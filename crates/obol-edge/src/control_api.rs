@@ -2,11 +2,13 @@
 //! of its own (`OBOL_CONTROL_LISTEN`).
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use axum::Router;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
@@ -93,10 +95,16 @@ fn unavailable() -> Refusal {
     Refusal::new(Kind::Unavailable, "state_unavailable", "control cannot read its state right now")
 }
 
-async fn publication(State(api): State<ControlApi>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+/// A part of a path. What is no text names nothing, as what is no id does.
+type Part = Result<Path<String>, PathRejection>;
+
+fn parsed<T: FromStr>(part: Part) -> Option<T> {
+    part.ok()?.parse().ok()
+}
+
+async fn publication(State(api): State<ControlApi>, id: Part, headers: HeaderMap) -> Response {
     let found = async {
-        // What is no id is nobody's.
-        let Ok(id) = id.parse::<WorkspaceId>() else { return Ok(None) };
+        let Some(id) = parsed::<WorkspaceId>(id) else { return Ok(None) };
         let Some(documents) = api.knowledge.publication(&id).await? else { return Ok(None) };
         let text = |bytes| String::from_utf8(bytes).map_err(|_| "a document is no text".to_owned());
         let Documents { workspace, policy, fingerprint } = documents;
@@ -112,9 +120,9 @@ async fn publication(State(api): State<ControlApi>, Path(id): Path<String>, head
     }
 }
 
-async fn key(State(api): State<ControlApi>, Path(hash): Path<String>, headers: HeaderMap) -> Response {
+async fn key(State(api): State<ControlApi>, hash: Part, headers: HeaderMap) -> Response {
     let found = async {
-        let Ok(hash) = hash.parse::<KeyHash>() else { return Ok(None) };
+        let Some(hash) = parsed::<KeyHash>(hash) else { return Ok(None) };
         api.knowledge.key(&hash).await
     };
     match api.ask(&headers, found, ("no_such_key", "there is no such key")).await {

@@ -298,6 +298,8 @@ async fn control_answers_replicas_and_nobody_else() {
     for (path, code) in [
         ("workspaces/nowhere/publication".to_owned(), "no_such_workspace"),
         ("workspaces/..%2f/publication".to_owned(), "no_such_workspace"),
+        ("workspaces/%ff/publication".to_owned(), "no_such_workspace"),
+        ("keys/%ff".to_owned(), "no_such_key"),
         (format!("keys/{nobody}"), "no_such_key"),
         ("keys/short".to_owned(), "no_such_key"),
         ("keys".to_owned(), "no_such_path"),
