@@ -10,7 +10,7 @@ mod support;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use obol_model::{Clock as _, Kind};
+use obol_model::Kind;
 use obol_session::SessionError;
 use obol_testkit::logs::{assert_no_secret, lines_with};
 use tracing_subscriber::fmt::MakeWriter;

@@ -189,7 +189,10 @@ async fn a_workspace_whose_file_is_gone_is_not_said_to_come_from_a_command() {
     bench.obol(&["workspace", "unpublish", "beta"]);
     let listed = bench.obol(&["workspace", "list"]).out;
     let rows: Vec<&str> = listed.lines().collect();
-    assert!(rows[1].starts_with("acme ") && rows[1].ends_with("unpublished  a file that is gone"), "{listed}");
+    assert!(
+        rows[1].starts_with("acme ") && rows[1].ends_with("unpublished  a file that is gone"),
+        "{listed}"
+    );
     assert!(rows[2].starts_with("beta ") && rows[2].ends_with("unpublished  a command"), "{listed}");
     assert!(bench.obol(&["workspace", "show", "acme"]).out.contains("file: a file that is gone\n"));
 }
