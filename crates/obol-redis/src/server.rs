@@ -100,8 +100,8 @@ impl Access {
             #[expect(clippy::disallowed_methods, reason = "this crate is the one that opens Redis")]
             None => redis::Client::open(info),
         };
-        let (client, name) = (client.map_err(bad)?, address.to_string().into());
-        Ok(Arc::new(Server { client, address: address.clone(), name }))
+        let name = if self.db == 0 { address.to_string() } else { format!("{address}/{}", self.db) };
+        Ok(Arc::new(Server { client: client.map_err(bad)?, address: address.clone(), name: name.into() }))
     }
 }
 
