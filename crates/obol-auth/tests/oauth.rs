@@ -47,11 +47,15 @@ impl Bench {
     }
 
     fn of(issuer: Issuer, jwks: JwksOptions) -> Self {
+        Self::allowing(&["RS256", "PS256", "ES256", "EdDSA"], issuer, jwks)
+    }
+
+    fn allowing(algorithms: &[&str], issuer: Issuer, jwks: JwksOptions) -> Self {
         let id = issuer.url();
         let options = OAuthOptions {
             resource: ProtectedResource::new(US, vec![id.clone()], vec!["mcp".into()]).unwrap(),
             issuers: vec![id.parse().unwrap()],
-            algorithms: Algorithms::new(["RS256", "PS256", "ES256", "EdDSA"]).unwrap(),
+            algorithms: Algorithms::new(algorithms.iter().copied()).unwrap(),
             claims: ClaimRules {
                 workspace: WorkspaceRule::Claim("workspace".into()),
                 tags: Some("groups".into()),
@@ -175,6 +179,20 @@ async fn bad_tokens_are_told_apart_and_refused() {
 }
 
 #[tokio::test]
+async fn an_algorithm_that_the_operator_left_out_is_refused_whatever_keys_the_issuer_has() {
+    let issuer = Issuer::with_key("ed-1", Alg::EdDsa).await;
+    for (key, alg) in [("rs", Alg::Rs256), ("ps", Alg::Ps256), ("es", Alg::Es256)] {
+        issuer.add_key(key, alg);
+    }
+    let bench = Bench::allowing(&["EdDSA"], issuer, calm());
+    bench.knows("ed-1").await;
+    for key in ["rs", "ps", "es"] {
+        let refused = bench.judge(&bench.token(key).sign()).await;
+        assert_eq!(refused.unwrap_err(), fault(TokenFault::Algorithm), "{key}");
+    }
+}
+
+#[tokio::test]
 async fn a_token_that_was_good_is_judged_again_at_each_use() {
     let bench = Bench::start(calm()).await;
     let token = bench.token("ed-1").claim("exp", NOW + 10).claim("aud", format!("{US}/mcp")).sign();
@@ -258,6 +276,18 @@ async fn an_issuer_that_hangs_or_lies_costs_only_unknown_keys() {
         assert_eq!(bench.judge(&unknown).await.unwrap_err(), TokenError::Unavailable, "{mood:?}");
         assert_eq!(bench.judge("a.b.c").await.unwrap_err(), fault(TokenFault::Malformed));
     }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_a_fetch_no_longer_than_it_may() {
+    let wait = Duration::from_millis(300);
+    let bench = Bench::start(JwksOptions { wait, ..calm() }).await;
+    bench.issuer.set_mood(Mood::Hanging);
+    let unknown = bench.token("ed-1").header("kid", "ed-2").sign();
+    let started = Instant::now();
+    assert_eq!(bench.judge(&unknown).await.unwrap_err(), TokenError::Unavailable);
+    // The fetch itself is given up after five seconds.
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

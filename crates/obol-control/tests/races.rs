@@ -230,3 +230,34 @@ async fn operators_against_controls_in_the_middle_of_a_pass() {
     assert_eq!(server.keys("key:*").await.len(), 1);
     assert_eq!(store.keys().await.unwrap().records.len(), ROUNDS + 1);
 }
+
+/// Property: a key that is made after a pass has begun is not taken for a stranger, whatever the pass had read by then.
+#[tokio::test]
+async fn a_key_that_is_made_in_the_middle_of_a_pass_stays() {
+    const ROUNDS: usize = 100;
+    let server = RedisServer::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("acme.yaml"), "workspace: acme\n").unwrap();
+    let store = Arc::new(MemoryStore::default());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let options = ControlOptions {
+        source: folder.path().to_owned(),
+        key_ring: Arc::new(KeyRing::ephemeral().unwrap()),
+        env: Arc::new(|_| None),
+    };
+    let control = Control::new(options, store.clone(), Arc::new(publisher(&server).await), clock.clone());
+    let (look, own) = (redis(&server).await, Arc::new(publisher(&server).await));
+    let operator = Operator::new(store.clone(), Some(own), clock, "user:test".into());
+    control.sync_once().await;
+    for round in 0..ROUNDS {
+        let new = NewKey::named("acme".parse().unwrap(), "ci");
+        // The pass goes first, up to its first question to Redis, and a turn further from round to round.
+        let (_, made) = tokio::join!(control.sync_once(), async {
+            for _ in 0..round % 10 {
+                tokio::task::yield_now().await;
+            }
+            operator.new_key(new).await.unwrap().1
+        });
+        assert!(exists(&look, &made.hash).await, "round {round}: taken for a stranger");
+    }
+}

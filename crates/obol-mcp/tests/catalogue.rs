@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
@@ -26,6 +27,7 @@ use obol_model::snapshot::Namespace;
 use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::fake_mcp::FakeMcp;
+use obol_testkit::flights::CountingProxy;
 use obol_testkit::redis::RedisServer;
 use tokio::time::Instant;
 
@@ -110,6 +112,20 @@ async fn the_upstream_is_asked_once_for_all_replicas_and_once_for_each_change() 
 }
 
 #[tokio::test]
+async fn a_list_that_is_listed_again_and_is_the_same_is_no_change() {
+    let (mcp, store) =
+        (FakeMcp::start().await, Arc::new(EmbeddedCatalogue::new()) as Arc<dyn CatalogueStore>);
+    let (source, a) = (source(&mcp.url()), replica(&store));
+    assert_eq!(names(&a, &source).await.len(), 5);
+    let mut changes = a.changes();
+    changed(&a, &source);
+    assert_eq!(said(&mut changes), [false], "the announcement itself");
+    assert_eq!(names(&a, &source).await.len(), 5);
+    assert_eq!(mcp.counts().requests_of("tools/list"), 2);
+    assert_eq!(said(&mut changes), Vec::<bool>::new());
+}
+
+#[tokio::test]
 async fn a_change_that_another_replica_noticed_is_found_when_it_is_told_and_when_lists_are_compared() {
     let (mcp, store) =
         (FakeMcp::start().await, Arc::new(EmbeddedCatalogue::new()) as Arc<dyn CatalogueStore>);
@@ -172,6 +188,21 @@ async fn without_the_store_each_replica_lists_for_itself_and_nobody_waits_for_it
 }
 
 #[tokio::test]
+async fn one_task_looks_for_a_list_for_all_readers_of_a_replica() {
+    let (mcp, redis) = (FakeMcp::start().await, RedisServer::start().await);
+    let proxy = CountingProxy::start(redis.addr()).await;
+    let client = Redis::connect(RedisOptions::new(Secret::new(proxy.url()))).await.unwrap();
+    let store = Arc::new(RedisCatalogue::new(client)) as Arc<dyn CatalogueStore>;
+    let (source, a) = (source(&mcp.url()), replica(&store));
+    proxy.reset();
+    let all = join_all((0..30).map(|_| names(&a, &source))).await;
+    assert!(all.iter().all(|names| names.len() == 5), "{all:?}");
+    // It takes the lease and puts the list, each at first without the text of the script.
+    let asked = proxy.commands().concat();
+    assert!((1..=4).contains(&asked.len()), "{asked:?}");
+}
+
+#[tokio::test]
 async fn a_shared_list_that_is_damaged_is_not_used() {
     let (mcp, redis) = (FakeMcp::start().await, RedisServer::start().await);
     let client = Redis::connect(RedisOptions::new(Secret::new(redis.url()))).await.unwrap();
@@ -209,6 +240,40 @@ impl Connect for Refuses {
         tokio::task::yield_now().await;
         Err(TransportError::Unsent("it is a test"))
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_of_a_listing_that_failed_is_there_for_the_next_at_once() {
+    let store = Arc::new(EmbeddedCatalogue::new()) as Arc<dyn CatalogueStore>;
+    let (a, b) = (catalogue(Arc::new(Refuses), store.clone()), catalogue(Arc::new(Refuses), store));
+    let (source, began) = (source("http://127.0.0.1:1/"), Instant::now());
+    assert!(list(&a, &source).await.is_err() && list(&b, &source).await.is_err());
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+#[derive(Debug, Default)]
+struct Hangs(AtomicUsize);
+
+#[async_trait::async_trait]
+impl Connect for Hangs {
+    async fn connect(&self, _: &Endpoint) -> Result<Arc<dyn Transport>, TransportError> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_takes_longer_than_its_lease_keeps_it() {
+    let (connect, store) =
+        (Arc::new(Hangs::default()), Arc::new(EmbeddedCatalogue::new()) as Arc<dyn CatalogueStore>);
+    let (a, b) = (catalogue(connect.clone(), store.clone()), catalogue(connect.clone(), store));
+    let source = source("http://127.0.0.1:1/");
+    // A lease lasts six seconds, and an attempt to connect ten.
+    let deadline = Instant::now() + Duration::from_secs(9);
+    let (of_a, of_b) =
+        tokio::join!(a.get(&source, ListKind::Tools, deadline), b.get(&source, ListKind::Tools, deadline));
+    assert_eq!((of_a.unwrap_err(), of_b.unwrap_err()), (CallError::Timeout, CallError::Timeout));
+    assert_eq!(connect.0.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -175,6 +175,30 @@ async fn slots_that_move_under_load_fail_no_request() {
 }
 
 #[tokio::test]
+async fn a_slot_that_moved_is_asked_for_at_its_new_owner_from_then_on() {
+    let cluster = RedisCluster::start().await;
+    let redis = client(cluster.url()).await;
+    let from = cluster.owner("a").await;
+    let to = cluster.nodes().iter().find(|node| node.port() != from.port()).unwrap();
+    redis.query::<()>(&cmd("SET a 1")).await.unwrap();
+    cluster.move_slot("a", to).await;
+    let sent_on = async || {
+        let stats: String = from.query(&["INFO", "errorstats"]).await;
+        let moved = stats.lines().find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+        moved.map_or(0, |count| count.trim().parse::<u64>().unwrap())
+    };
+    let before = sent_on().await;
+    redis.query::<()>(&cmd("SET a 2")).await.unwrap();
+    assert_eq!(sent_on().await, before + 1, "it was not known yet");
+    eventually(BACK, || async {
+        let before = sent_on().await;
+        redis.query::<()>(&cmd("SET a 3")).await.unwrap();
+        sent_on().await == before
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_key_that_is_on_its_way_is_asked_for_where_it_goes() {
     let cluster = RedisCluster::start().await;
     let redis = client(cluster.url()).await;

@@ -10,7 +10,7 @@ mod support;
 
 use std::time::Duration;
 
-use obol_redis::{Redis, RedisError, Script};
+use obol_redis::{Redis, RedisError, RedisOptions, Script};
 use obol_testkit::chaos::ChaosProxy;
 use obol_testkit::eventually;
 use obol_testkit::redis::RedisServer;
@@ -69,6 +69,26 @@ async fn an_outage_under_load_is_refused_at_once_and_costs_few_connections() {
     eventually(BACK, || kept.redis.ping()).await;
     load.end(LATEST).await;
     kept.end().await;
+}
+
+#[tokio::test]
+async fn nobody_waits_for_an_attempt_of_the_keeper() {
+    let server = RedisServer::start().await;
+    let proxy = ChaosProxy::start(server.addr()).await;
+    let url = format!("redis://{}", proxy.addr());
+    // An attempt takes much longer than a refusal.
+    let kept =
+        Kept::with(RedisOptions { connect_timeout: 3 * SECOND, command_timeout: 3 * SECOND, ..patient(url) })
+            .await;
+    proxy.stall();
+    eventually(20 * SECOND, || refused_at_once(&kept.redis)).await;
+    for _ in 0..2 {
+        let before = proxy.accepted();
+        eventually(20 * SECOND, || async { proxy.accepted() > before }).await;
+        // It has just begun.
+        let all = futures::future::join_all((0..50).map(|_| refused_at_once(&kept.redis))).await;
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+    }
 }
 
 #[tokio::test]

@@ -79,6 +79,28 @@ async fn a_silent_server_costs_each_command_its_deadline_at_most() {
 }
 
 #[tokio::test]
+async fn the_wait_for_a_connection_is_part_of_the_deadline() {
+    let server = RedisServer::start().await;
+    let proxy = ChaosProxy::start(server.addr()).await;
+    let url = format!("redis://{}", proxy.addr());
+    let options = RedisOptions {
+        command_timeout: Duration::from_millis(300),
+        connect_timeout: 20 * SECOND,
+        ..RedisOptions::new(url.into())
+    };
+    let redis = Redis::connect(options).await.unwrap();
+    let before = proxy.accepted();
+    proxy.stall();
+    // The first one waits for an answer, those that follow for a connection.
+    for _ in 0..4 {
+        let (outcome, took) = timed(redis.ping()).await;
+        assert!(matches!(outcome, Err(RedisError::Timeout { .. })), "{outcome:?}");
+        assert!(took < 5 * SECOND, "{took:?}");
+    }
+    assert_eq!(proxy.accepted(), before + 1, "all of them waited for the same one");
+}
+
+#[tokio::test]
 async fn a_link_that_died_without_a_word_is_replaced() {
     let server = RedisServer::start().await;
     let first = ChaosProxy::start(server.addr()).await;

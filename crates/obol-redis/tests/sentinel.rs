@@ -109,6 +109,33 @@ async fn sentinels_that_are_away_stop_nothing_that_works() {
     sentinel.sentinels()[0].resume();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_missed_a_failover_leads_nobody_back() {
+    let sentinel = RedisSentinel::start_with(3).await;
+    let kept = Kept::with(patient(sentinel.url())).await;
+    let [one, two, behind] = sentinel.sentinels() else { panic!("three were started") };
+    let old = sentinel.master().await;
+    behind.kill();
+    old.kill();
+    let new = sentinel.wait_until_promoted(old).await;
+    eventually(BACK, || async { port(&kept.redis).await == Some(new.port()) }).await;
+    // It is the only one now, and names the master of before.
+    one.kill();
+    two.kill();
+    behind.restart().await;
+    let asked_for_seconds = |clients: &str| {
+        let age = |line: &str| line.split_once(" age=")?.1.split(' ').next()?.parse::<u32>().ok();
+        clients.lines().any(|line| line.contains("cmd=sentinel|") && age(line) >= Some(3))
+    };
+    eventually(30 * SECOND, || async {
+        assert_eq!(port(&kept.redis).await, Some(new.port()));
+        asked_for_seconds(&behind.query::<String>(&["CLIENT", "LIST"]).await)
+    })
+    .await;
+    let (_, named): (String, u16) = behind.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).await;
+    assert_eq!(named, old.port());
+}
+
 #[tokio::test]
 async fn faults_of_a_url_are_told_apart_and_logins_are_used() {
     let sentinel = RedisSentinel::start().await;

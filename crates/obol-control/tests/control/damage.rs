@@ -66,3 +66,49 @@ async fn files_that_all_vanish_beside_a_broken_one_unpublish_nothing() {
     }
     assert_eq!(bench.current("acme").await, Some(1));
 }
+
+/// Whoever found something damaged replaces that, and nothing that somebody wrote since.
+#[tokio::test]
+async fn what_was_found_damaged_gives_way_and_what_came_since_does_not() {
+    let bench = Bench::new().await;
+    let (acme, first, newest) = (ws("acme"), docs("acme", "a", rev(1)), docs("acme", "b", rev(10)));
+    let damage = async || {
+        bench.publisher.publish(&acme, &first, rev(1)).await.unwrap();
+        bench.server.cli(&["SET", "snap:fingerprint:{acme}", &fingerprint_of(9)]).await;
+        bench.publisher.read(&acme).await.unwrap().unwrap()
+    };
+    let found = damage().await;
+    bench.publisher.publish(&acme, &newest, rev(10)).await.unwrap();
+    let late = [
+        bench.publisher.repair(&acme, &first, rev(1), Some(&found)).await,
+        bench.publisher.unpublish(&acme, rev(1), Some(&found)).await,
+    ];
+    for refused in late {
+        assert!(
+            matches!(refused, Err(PublishError::NotNewer { there, .. }) if there == rev(10)),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(bench.publisher.read(&acme).await.unwrap(), Some(newest));
+    // While it is still there it protects nothing, whatever revision it names.
+    bench.server.cli(&["FLUSHALL"]).await;
+    let found = damage().await;
+    bench.publisher.repair(&acme, &first, rev(1), Some(&found)).await.unwrap();
+    assert_eq!(bench.publisher.read(&acme).await.unwrap(), Some(first.clone()));
+    bench.server.cli(&["FLUSHALL"]).await;
+    let found = damage().await;
+    bench.publisher.unpublish(&acme, rev(1), Some(&found)).await.unwrap();
+    assert_eq!(bench.publisher.read(&acme).await.unwrap(), None);
+
+    let (_, record) = bench.new_key("acme", &[]).await;
+    let (hash, name) = (record.hash, format!("key:{}", record.hash.hex()));
+    let mut since = record.key.clone();
+    (since.disabled, since.revision) = (true, 2);
+    bench.server.cli(&["SET", &name, "garbage"]).await;
+    assert!(bench.publisher.put_key(&hash, &since, None).await.unwrap());
+    assert!(!bench.publisher.put_key(&hash, &record.key, Some(b"garbage")).await.unwrap());
+    assert!(!bench.publisher.remove_key(&hash, b"garbage").await.unwrap());
+    let stored: String = bench.server.query(&["GET", &name]).await;
+    assert_eq!(serde_json::from_str::<KeyContext>(&stored).unwrap(), since);
+    assert!(bench.publisher.put_key(&hash, &record.key, Some(stored.as_bytes())).await.unwrap());
+}

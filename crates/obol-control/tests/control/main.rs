@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
+mod between;
 mod damage;
 mod operators;
 
@@ -488,6 +489,35 @@ async fn a_deleted_file_unpublishes_and_a_renamed_one_does_not() {
     let report = control.sync_once().await;
     assert_eq!((report.failed.len(), report.unpublished.len()), (1, 0), "{report:?}");
     assert_eq!(bench.current("beta").await, Some(1));
+}
+
+/// A control that still waits whether a file stays away does not say what it said, against another one that saw it go.
+#[tokio::test]
+async fn a_deleted_file_is_not_brought_back_by_a_control_that_has_yet_to_believe_it() {
+    let bench = Bench::new().await;
+    bench.workspace("acme", "one");
+    bench.workspace("beta", "one");
+    let (slow, quick) = (bench.control(), bench.control());
+    for control in [&slow, &quick] {
+        control.sync_once().await;
+    }
+    let shutdown = CancellationToken::new();
+    let running = slow.run(shutdown.clone());
+    let script = async {
+        fs::remove_file(bench.folder.path().join("ws/acme.yaml")).unwrap();
+        assert_eq!(quick.sync_once().await.unpublished, [ws("acme")]);
+        // Takes up what came later as well, after as many looks.
+        bench.workspace("beta", "two");
+        eventually(Duration::from_secs(5), || async {
+            bench.environment("beta").await.as_deref() == Some("two")
+        })
+        .await;
+        shutdown.cancel();
+    };
+    tokio::join!(running, script);
+    let history = bench.store.history(&ws("acme")).await.unwrap();
+    assert_eq!(history.iter().map(|info| info.revision.number).collect::<Vec<_>>(), [1]);
+    assert_eq!(bench.publisher.read(&ws("acme")).await.unwrap(), None);
 }
 
 #[tokio::test]
