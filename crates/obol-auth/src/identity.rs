@@ -57,6 +57,14 @@ impl Identity {
         }
     }
 
+    /// The record of the key, when it is one.
+    pub fn key(&self) -> Option<&KeyContext> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::User(_) => None,
+        }
+    }
+
     /// What policies see as `principal.name`. A user's is the subject: names that users can choose are nothing to
     /// decide by.
     pub fn name(&self) -> &str {

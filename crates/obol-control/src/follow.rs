@@ -252,6 +252,21 @@ impl Control {
                 continue;
             }
             let Followed { head, documents, told, news, .. } = followed;
+            if head.published {
+                match self.publisher.open_ledger(workspace).await {
+                    // Before the publication, so that who finds the one finds the other.
+                    Ok(opened) if opened && !*news => tracing::error!(
+                        workspace = %workspace,
+                        help = "what was spent before is in the usage events that were taken from Redis",
+                        "the ledger of the workspace was lost, its budgets count from nothing"
+                    ),
+                    Ok(_) => {}
+                    Err(e) => {
+                        *told = false;
+                        return report.store(format!("`{workspace}` could not be published: {e}"));
+                    }
+                }
+            }
             match reconcile::publication(&*self.publisher, head, documents.as_ref()).await {
                 Ok(Outcome::Unchanged) => (*told, *news) = (true, false),
                 Ok(Outcome::Written) => {

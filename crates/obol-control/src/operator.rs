@@ -259,6 +259,7 @@ impl Operator {
             let store = PublishError::Unreadable;
             let Some(head) = self.store.head(workspace).await.map_err(store)? else { return Ok(()) };
             let documents = if head.published {
+                publisher.open_ledger(workspace).await?;
                 self.store.documents(workspace, head.revision).await.map_err(store)?
             } else {
                 None

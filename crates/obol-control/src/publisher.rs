@@ -116,6 +116,13 @@ pub trait Publisher: std::fmt::Debug + Send + Sync + 'static {
         damaged: Option<&Documents>,
     ) -> Result<(), PublishError>;
 
+    /// Sees to it that the ledger of a workspace is open, without which nobody may spend; whether it was not. A ledger
+    /// that was lost counts from nothing again, which is for somebody to know.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn open_ledger(&self, workspace: &WorkspaceId) -> Result<bool, PublishError>;
+
     /// Every key record that is there.
     ///
     /// # Errors

@@ -176,6 +176,13 @@ impl Publisher for RedisPublisher {
         Ok(loaded)
     }
 
+    async fn open_ledger(&self, workspace: &WorkspaceId) -> Result<bool, PublishError> {
+        // DESIGN §12.6; the braces are literal, a hash tag.
+        let mut open = redis::cmd("HSETNX");
+        open.arg(format!("ledger:{{{workspace}}}:meta")).arg("epoch").arg(1);
+        self.redis.query(&open).await.map_err(unavailable)
+    }
+
     async fn keys(&self) -> Result<PublishedKeys, PublishError> {
         let loaded = self.loaded_by().await?;
         let names = self.redis.scan("key:*", MOST_KEYS).await.map_err(unavailable)?;

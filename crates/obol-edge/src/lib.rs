@@ -23,6 +23,7 @@ mod peer;
 mod serve;
 mod service;
 mod stamp;
+mod toll;
 
 pub use admin::AdminToken;
 pub use compiled::{CompileWorkspace, Compiled};

@@ -16,15 +16,16 @@ use obol_authz::{Action, Context, Decision, Era, PriceClass, Request as Question
 use obol_llm::{
     Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Llm, LlmError, Sent, models_list, openai_error,
 };
-use obol_meter::{Meter, Price, Start, UsageGuard};
+use obol_meter::{Denied, Meter, Price, Standing, UsageGuard};
 use obol_model::snapshot::{Model, Target};
-use obol_model::{Clock, Kind, ModelName, Outcome, Tokens, UsageKind};
+use obol_model::{Clock, Kind, Limits, ModelName, NanoUsd, Outcome, Tokens, UsageKind};
 
 use crate::audit;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
 use crate::stamp::Stamp;
+use crate::toll;
 
 /// What the LLM endpoints work with.
 pub(crate) struct LlmSurface {
@@ -110,7 +111,10 @@ impl LlmSurface {
         };
         let (name, model) = find(admitted, request.model(), record)?;
         let attempts = attempts(admitted, name, model);
-        let mut guard = self.begin_usage(admitted, name, model)?;
+        let most_output = request.most_output(model.max_output).map_err(Refused::from)?;
+        let (mut guard, standing) =
+            self.admit(admitted, name, &attempts, request.most_input(), most_output).await?;
+        let limits = Limited::of(admitted, standing);
         let result = {
             let mut underway = Underway { guard: &mut guard, attempts: &attempts, sent: None };
             let result = self.llm.chat(&request, &attempts, &mut underway.sent).await;
@@ -132,29 +136,65 @@ impl LlmSurface {
                 head = head.header("x-obol-target", value);
             }
         }
-        Ok(relay(head, answer, guard))
+        let mut response = relay(head, answer, guard);
+        limits.put(response.headers_mut());
+        Ok(response)
     }
 
-    fn begin_usage(
+    /// Sets aside what the dearest of the attempts may cost.
+    async fn admit(
         &self,
         admitted: &Admitted,
         name: &ModelName,
-        model: &Model,
-    ) -> Result<UsageGuard, Refused> {
-        let start = Start {
-            request_id: admitted.request_id,
-            workspace_id: admitted.identity.workspace_id().clone(),
-            principal: admitted.identity.principal(),
-            revision: admitted.publication.revision(),
-            kind: UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None },
-            price: Price::Tokens(model.targets.first().map(|t| t.price.clone()).unwrap_or_default()),
-        };
-        self.meter.begin(start).map_err(|e| {
-            tracing::warn!(error = %e, "completion refused, its usage could not be recorded");
-            Refused::new(Kind::Unavailable, "meter_unavailable", "usage cannot be recorded right now")
-        })
+        attempts: &[Attempt<'_>],
+        most_input: u64,
+        most_output: Option<u64>,
+    ) -> Result<(UsageGuard, Standing), Refused> {
+        let output = most_output.unwrap_or_default();
+        let worst = attempts.iter().map(|attempt| attempt.target.price.worst(most_input, output)).max();
+        let worst = worst.unwrap_or_default();
+        let price = attempts.first().map(|attempt| attempt.target.price.clone()).unwrap_or_default();
+        let kind = UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None };
+        let start = toll::start(admitted, kind, Price::Tokens(price));
+        let terms = toll::terms(admitted, Some(name), worst, most_input.saturating_add(output));
+        self.meter.admit(start, terms).await.map_err(|denied| Refused::denied(&denied, worst))
     }
 }
+
+/// The headers by which SDKs know how much they may still ask for.
+struct Limited {
+    limits: Limits,
+    standing: Standing,
+}
+
+impl Limited {
+    fn of(admitted: &Admitted, standing: Standing) -> Self {
+        let limits = toll::terms(admitted, None, NanoUsd::ZERO, 0).limits;
+        Self { limits, standing }
+    }
+
+    fn put(&self, headers: &mut HeaderMap) {
+        let Self { limits, standing } = self;
+        let reset = format!("{}s", standing.reset.as_secs().max(1));
+        for (names, limit, left) in [
+            (REQUESTS, limits.requests_per_minute, standing.requests_left),
+            (TOKENS, limits.tokens_per_minute, standing.tokens_left),
+        ] {
+            let (Some(limit), Some(left)) = (limit, left) else { continue };
+            let [limit_name, left_name, reset_name] = names;
+            headers.insert(limit_name, HeaderValue::from(limit));
+            headers.insert(left_name, HeaderValue::from(left));
+            if let Ok(value) = HeaderValue::from_str(&reset) {
+                headers.insert(reset_name, value);
+            }
+        }
+    }
+}
+
+const REQUESTS: [&str; 3] =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+const TOKENS: [&str; 3] =
+    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
 
 /// The model that the caller calls `name`. One that does not exist and one that may not be invoked have one answer.
 fn find<'a>(
@@ -221,6 +261,7 @@ fn attempts<'a>(admitted: &'a Admitted, name: &ModelName, model: &'a Model) -> V
                 credential: publication.compiled.credentials.get(&target.provider),
                 target,
                 allow_private: provider.allow_private,
+                most_output: model.max_output,
             })
         })
         .collect()
@@ -312,6 +353,8 @@ struct Refused {
     message: String,
     param: Option<&'static str>,
     retry_after_s: Option<u64>,
+    /// Whether an SDK that tries again by itself would only waste its time (DESIGN §11.4).
+    is_final: bool,
     challenge: Option<String>,
 }
 
@@ -324,7 +367,18 @@ impl Refused {
             message: message.into(),
             param: None,
             retry_after_s,
+            is_final: false,
             challenge: None,
+        }
+    }
+
+    fn denied(denied: &Denied, worst: NanoUsd) -> Self {
+        toll::log(denied);
+        let retry_after_s = toll::retry_after_s(denied);
+        Self {
+            retry_after_s,
+            is_final: retry_after_s.is_none(),
+            ..Self::new(denied.kind(), denied.code(), toll::message(denied, worst))
         }
     }
 
@@ -332,6 +386,9 @@ impl Refused {
         let mut head = Response::builder().status(failure::status(self.kind));
         if let Some(seconds) = self.retry_after_s {
             head = head.header(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.is_final {
+            head = head.header("x-should-retry", HeaderValue::from_static("false"));
         }
         if let Some(challenge) = self.challenge {
             head = head.header(header::WWW_AUTHENTICATE, challenge);
@@ -359,7 +416,7 @@ impl From<LlmError> for Refused {
 
 #[cfg(test)]
 mod tests {
-    use obol_meter::{EmbeddedSink, MeterOptions, meter};
+    use obol_meter::{EmbeddedLedger, MeterOptions, Start, Terms, meter};
     use obol_model::snapshot::Target;
     use obol_model::{
         ManualClock, NanoUsd, PerMillion, Principal, ReplicaId, RequestId, Revision, TokenPrice, UsageEvent,
@@ -370,9 +427,9 @@ mod tests {
 
     /// The event of a call that is abandoned before its answer begins.
     async fn abandoned(sent: Option<Sent>) -> UsageEvent {
-        let sink = Arc::new(EmbeddedSink::new(8));
         let clock = Arc::new(ManualClock::new("2026-01-02T03:04:05Z".parse().unwrap()));
-        let (meter, flusher) = meter(sink.clone(), clock, ReplicaId::generate(), MeterOptions::default());
+        let ledger = Arc::new(EmbeddedLedger::new(clock.clone(), 8));
+        let (meter, flusher) = meter(ledger.clone(), clock, ReplicaId::generate(), MeterOptions::default());
         let usd = |n: u64| PerMillion::new(NanoUsd::new(n * 1_000_000_000));
         let targets = [("first", 1), ("second", 3)].map(|(name, price)| Target {
             provider: name.parse().unwrap(),
@@ -387,27 +444,27 @@ mod tests {
             credential: None,
             target,
             allow_private: false,
+            most_output: None,
         });
-        let mut guard = meter
-            .begin(Start {
-                workspace_id: "acme".parse().unwrap(),
-                principal: Principal::Key("k1".parse().unwrap()),
-                revision: Revision { epoch: 1, number: 7 },
-                kind: UsageKind::ChatCompletion {
-                    model: "small".parse().unwrap(),
-                    provider: None,
-                    upstream_model: None,
-                },
-                price: Price::Tokens(targets[0].price.clone()),
-                request_id: RequestId::new(),
-            })
-            .unwrap();
+        let start = Start {
+            workspace_id: "acme".parse().unwrap(),
+            principal: Principal::Key("k1".parse().unwrap()),
+            revision: Revision { epoch: 1, number: 7 },
+            kind: UsageKind::ChatCompletion {
+                model: "small".parse().unwrap(),
+                provider: None,
+                upstream_model: None,
+            },
+            price: Price::Tokens(targets[0].price.clone()),
+            request_id: RequestId::new(),
+        };
+        let (mut guard, _) = meter.admit(start, Terms::default()).await.unwrap();
         drop(Underway { guard: &mut guard, attempts: &attempts, sent });
         drop(guard);
         let shutdown = CancellationToken::new();
         shutdown.cancel();
         flusher.run(shutdown, CancellationToken::new()).await;
-        let [event] = sink.events().try_into().unwrap();
+        let [event] = ledger.events().try_into().unwrap();
         event
     }
 

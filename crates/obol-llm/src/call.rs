@@ -81,7 +81,7 @@ impl Call<'_> {
 
     /// Built from nothing: no header of a client can slip through (DESIGN §16).
     fn http_request(&self, ask_for_usage: bool) -> Result<reqwest::Request, LlmError> {
-        let Attempt { provider, base_url, credential, target, allow_private } = self.attempt;
+        let Attempt { provider, base_url, credential, target, allow_private, most_output } = self.attempt;
         if obol_dial::check(base_url, *allow_private).is_err() {
             return Err(LlmError::AddressRefused { provider: (*provider).clone() });
         }
@@ -97,7 +97,7 @@ impl Call<'_> {
         headers.insert(CONTENT_TYPE, JSON);
         headers.insert(ACCEPT, if self.request.is_stream() { EVENT_STREAM } else { JSON });
         headers.insert(ACCEPT_ENCODING, IDENTITY);
-        *http.body_mut() = Some(self.request.body_for(&target.model, ask_for_usage).into());
+        *http.body_mut() = Some(self.request.body_for(&target.model, ask_for_usage, *most_output).into());
         Ok(http)
     }
 

@@ -109,6 +109,8 @@ pub struct Attempt<'a> {
     pub target: &'a Target,
     /// Whether private and loopback addresses may be dialled.
     pub allow_private: bool,
+    /// The most tokens of one answer, sent where the client sets no limit of its own.
+    pub most_output: Option<u64>,
 }
 
 /// A request that a provider may have worked on, and ask to be paid for, though no answer is known.

@@ -7,10 +7,13 @@ use serde_json::value::RawValue;
 
 use crate::error::LlmError;
 use crate::json;
-use crate::usage::estimate_input;
+use crate::usage::{estimate_input, worst_input};
 
 /// How deep a body may nest (DESIGN §16): less than makes the parsers of providers give up.
 pub(crate) const MAX_DEPTH: usize = 128;
+
+const MAX_TOKENS: &str = "max_tokens";
+const MAX_COMPLETION_TOKENS: &str = "max_completion_tokens";
 
 /// A request for a chat completion: the body as it came, and where the few members stand that the gateway reads.
 ///
@@ -24,6 +27,18 @@ pub struct ChatRequest {
     stream: bool,
     stream_options: StreamOptions,
     messages_at: Range<usize>,
+    output: OutputLimit,
+    /// How many answers are asked for.
+    choices: u64,
+}
+
+/// How long the client lets an answer become.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct OutputLimit {
+    /// The lowest that it says, and where.
+    says: Option<(u64, &'static str)>,
+    /// Where `max_completion_tokens` is `null`.
+    null_at: Option<Range<usize>>,
 }
 
 /// What the client says in `stream_options`, and where.
@@ -69,7 +84,20 @@ impl ChatRequest {
         };
         let stream_options = read_stream_options(text, members.stream_options)?;
         let messages_at = members.messages.map_or(0..0, |raw| place(text, raw));
-        Ok(Self { body, model, model_at, stream, stream_options, messages_at })
+        let mut output = OutputLimit::default();
+        for (name, raw) in
+            [(MAX_TOKENS, members.max_tokens), (MAX_COMPLETION_TOKENS, members.max_completion_tokens)]
+        {
+            match (raw, read_count(name, raw)?) {
+                (Some(raw), None) if name == MAX_COMPLETION_TOKENS => output.null_at = Some(place(text, raw)),
+                (_, Some(limit)) if output.says.is_none_or(|(lowest, _)| limit < lowest) => {
+                    output.says = Some((limit, name));
+                }
+                _ => {}
+            }
+        }
+        let choices = read_count("n", members.n)?.unwrap_or(1);
+        Ok(Self { body, model, model_at, stream, stream_options, messages_at, output, choices })
     }
 
     /// The public name of the model that is asked for.
@@ -87,10 +115,33 @@ impl ChatRequest {
         matches!(self.stream_options, StreamOptions::With { value: true, .. })
     }
 
-    /// The body for one target: the value of `model` replaced and, when `include_usage` is set, that option set to
-    /// true. Every other byte stays.
-    pub fn body_for(&self, upstream_model: &str, include_usage: bool) -> Bytes {
-        let mut edits: Vec<(Range<usize>, String)> = Vec::with_capacity(2);
+    /// The most tokens that the answers can have together, by what the client says and what the model is allowed; `None`
+    /// when nothing bounds them.
+    ///
+    /// # Errors
+    /// When the client asks for more than the model is allowed.
+    pub fn most_output(&self, allowed: Option<u64>) -> Result<Option<u64>, LlmError> {
+        let each = match (self.output.says, allowed) {
+            (Some((says, param)), Some(allowed)) if says > allowed => {
+                let message = format!("`{param}` is {says}, the model gives at most {allowed}");
+                return Err(LlmError::invalid("max_tokens_too_large", Some(param), message));
+            }
+            (Some((says, _)), _) => Some(says),
+            (None, allowed) => allowed,
+        };
+        Ok(each.map(|each| each.saturating_mul(self.choices)))
+    }
+
+    /// The most tokens that the prompt can reasonably have: every text of the body counts, tools and schemas too, with
+    /// fewer bytes to a token than any common text has.
+    pub fn most_input(&self) -> u64 {
+        worst_input(&self.body)
+    }
+
+    /// The body for one target: the value of `model` replaced, when `include_usage` is set that option set to true, and
+    /// where the client sets no limit of its own `most_output` as `max_completion_tokens`. Every other byte stays.
+    pub fn body_for(&self, upstream_model: &str, include_usage: bool, most_output: Option<u64>) -> Bytes {
+        let mut edits: Vec<(Range<usize>, String)> = Vec::with_capacity(3);
         if upstream_model != self.model {
             // Writing a string as JSON cannot fail.
             let quoted = serde_json::to_string(upstream_model).unwrap_or_default();
@@ -98,6 +149,12 @@ impl ChatRequest {
         }
         if include_usage {
             edits.extend(self.include_usage());
+        }
+        if let (Some(most), None) = (most_output, self.output.says) {
+            let at = self.model_at.end;
+            let new = || (at..at, format!(",\"{MAX_COMPLETION_TOKENS}\":{most}"));
+            let null = self.output.null_at.clone().map(|at| (at, most.to_string()));
+            edits.push(null.unwrap_or_else(new));
         }
         if edits.is_empty() {
             return self.body.clone();
@@ -183,6 +240,17 @@ fn read_stream_options(text: &str, raw: Option<&RawValue>) -> Result<StreamOptio
     }
 }
 
+/// A whole number from 1 on; `null` is as good as nothing.
+fn read_count(name: &'static str, raw: Option<&RawValue>) -> Result<Option<u64>, LlmError> {
+    match raw.map(RawValue::get) {
+        None | Some("null") => Ok(None),
+        Some(text) => match text.parse() {
+            Ok(count) if count > 0 => Ok(Some(count)),
+            _ => Err(wrong_type(name, "a whole number from 1 on")),
+        },
+    }
+}
+
 fn wrong_type(param: &'static str, expected: &str) -> LlmError {
     LlmError::invalid("invalid_type", Some(param), format!("`{param}` must be {expected}"))
 }
@@ -205,6 +273,9 @@ enum Name {
     StreamOptions,
     Messages,
     IncludeUsage,
+    MaxTokens,
+    MaxCompletionTokens,
+    N,
     Other,
 }
 
@@ -216,6 +287,9 @@ impl Name {
             Self::StreamOptions => "stream_options",
             Self::Messages => "messages",
             Self::IncludeUsage => "include_usage",
+            Self::MaxTokens => MAX_TOKENS,
+            Self::MaxCompletionTokens => MAX_COMPLETION_TOKENS,
+            Self::N => "n",
             Self::Other => "",
         }
     }
@@ -230,8 +304,16 @@ impl<'de> Deserialize<'de> for Name {
                 f.write_str("a member name")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Name, E> {
-                let known =
-                    [Name::Model, Name::Stream, Name::StreamOptions, Name::Messages, Name::IncludeUsage];
+                let known = [
+                    Name::Model,
+                    Name::Stream,
+                    Name::StreamOptions,
+                    Name::Messages,
+                    Name::IncludeUsage,
+                    Name::MaxTokens,
+                    Name::MaxCompletionTokens,
+                    Name::N,
+                ];
                 Ok(known.into_iter().find(|k| k.name() == name).unwrap_or(Name::Other))
             }
         }
@@ -245,6 +327,9 @@ struct Members<'a> {
     stream: Option<&'a RawValue>,
     stream_options: Option<&'a RawValue>,
     messages: Option<&'a RawValue>,
+    max_tokens: Option<&'a RawValue>,
+    max_completion_tokens: Option<&'a RawValue>,
+    n: Option<&'a RawValue>,
     twice: Option<Name>,
 }
 
@@ -264,6 +349,9 @@ impl<'de> Deserialize<'de> for Members<'de> {
                         Name::Stream => &mut members.stream,
                         Name::StreamOptions => &mut members.stream_options,
                         Name::Messages => &mut members.messages,
+                        Name::MaxTokens => &mut members.max_tokens,
+                        Name::MaxCompletionTokens => &mut members.max_completion_tokens,
+                        Name::N => &mut members.n,
                         Name::IncludeUsage | Name::Other => {
                             map.next_value::<IgnoredAny>()?;
                             continue;
@@ -323,11 +411,11 @@ mod tests {
 
     #[test]
     fn only_the_model_changes() {
-        let body = "{ \"n\":1.0, \"big\":123456789012345678901234567890,\t\"mod\\u0065l\" : \"pub\",\"x\":\"\\u00e9\\/\"}\n";
+        let body = "{ \"k\":1.0, \"big\":123456789012345678901234567890,\t\"mod\\u0065l\" : \"pub\",\"x\":\"\\u00e9\\/\"}\n";
         let request = parse(body).unwrap();
         assert_eq!((request.model(), request.is_stream()), ("pub", false));
-        assert_eq!(request.body_for("up\"1", false), body.replace("\"pub\"", r#""up\"1""#));
-        assert_eq!(request.body_for("pub", false), body);
+        assert_eq!(request.body_for("up\"1", false, None), body.replace("\"pub\"", r#""up\"1""#));
+        assert_eq!(request.body_for("pub", false, None), body);
     }
 
     #[test]
@@ -368,13 +456,35 @@ mod tests {
         ] {
             let request = parse(&format!(r#"{{"model":"m","stream":true{options}}}"#)).unwrap();
             assert!(!request.asks_for_usage(), "{options}");
-            assert_eq!(request.body_for("m", true), expected);
+            assert_eq!(request.body_for("m", true, None), expected);
         }
         let body = r#"{"stream_options":{"include_usage":true},"model":"m","stream":true}"#;
         let request = parse(body).unwrap();
         assert!(request.asks_for_usage());
-        assert_eq!(request.body_for("m", true), body);
-        assert_eq!(request.body_for("up", true), body.replace(r#""m""#, r#""up""#));
+        assert_eq!(request.body_for("m", true, None), body);
+        assert_eq!(request.body_for("up", true, None), body.replace(r#""m""#, r#""up""#));
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_the_client_and_the_model_allow() {
+        for (members, allowed, most, sent) in [
+            ("", None, Ok(None), ""),
+            ("", Some(100), Ok(Some(100)), r#","max_completion_tokens":100"#),
+            (r#","n":3"#, Some(100), Ok(Some(300)), r#","max_completion_tokens":100"#),
+            (r#","max_tokens":50"#, Some(100), Ok(Some(50)), ""),
+            (r#","max_completion_tokens":100,"max_tokens":70"#, Some(100), Ok(Some(70)), ""),
+            (r#","max_tokens":null,"n":null"#, Some(9), Ok(Some(9)), r#","max_completion_tokens":9"#),
+            (r#","max_tokens":50,"n":2"#, None, Ok(Some(100)), ""),
+            (r#","max_tokens":101"#, Some(100), Err(Some("max_tokens")), ""),
+        ] {
+            let body = format!(r#"{{"model":"m"{members}}}"#);
+            let request = parse(&body).unwrap();
+            assert_eq!(request.most_output(allowed).map_err(|e| e.param()), most, "{members}");
+            let expected = body.replacen(r#""m""#, &format!(r#""m"{sent}"#), 1);
+            assert_eq!(request.body_for("m", false, allowed), expected, "{members}");
+        }
+        let request = parse(r#"{"model":"m","max_completion_tokens": null }"#).unwrap();
+        assert_eq!(request.body_for("m", false, Some(5)), r#"{"model":"m","max_completion_tokens": 5 }"#);
     }
 
     #[test]
@@ -390,6 +500,10 @@ mod tests {
             (r#"{"model":null}"#, "invalid_type", Some("model")),
             (r#"{"model":"m","stream":"yes"}"#, "invalid_type", Some("stream")),
             (r#"{"model":"m","stream":1}"#, "invalid_type", Some("stream")),
+            (r#"{"model":"m","max_tokens":0}"#, "invalid_type", Some("max_tokens")),
+            (r#"{"model":"m","max_completion_tokens":"9"}"#, "invalid_type", Some("max_completion_tokens")),
+            (r#"{"model":"m","n":1.5}"#, "invalid_type", Some("n")),
+            (r#"{"model":"m","max_tokens":1,"max_tokens":2}"#, "duplicate_parameter", Some("max_tokens")),
             (r#"{"model":"m","stream_options":[]}"#, "invalid_type", Some("stream_options")),
             (
                 r#"{"model":"m","stream_options":{"include_usage":1}}"#,
@@ -471,10 +585,10 @@ mod tests {
             let at = request.model_at.clone();
             prop_assert_eq!(&body[at.clone()], "\"MODEL\"");
             let expected = format!("{}\"up\"{}", &body[..at.start], &body[at.end..]);
-            prop_assert_eq!(request.body_for("up", false), expected.as_bytes());
+            prop_assert_eq!(request.body_for("up", false, None), expected.as_bytes());
 
             // With usage asked for: still JSON, the option is set, and without what was added it is the old body.
-            let asked = request.body_for("MODEL", true);
+            let asked = request.body_for("MODEL", true, None);
             let again = ChatRequest::parse(asked.clone()).unwrap();
             prop_assert!(again.asks_for_usage());
             let asked = String::from_utf8(asked.to_vec()).unwrap();

@@ -194,6 +194,20 @@ pub(crate) fn estimate_input(messages: &[u8]) -> u64 {
     tokens_of(text).saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS))
 }
 
+/// The most tokens that a body can reasonably be: three bytes of text to a token, where common texts have four.
+pub(crate) fn worst_input(body: &[u8]) -> u64 {
+    const BYTES: u64 = 3;
+    const FRAME: u64 = 64;
+    let (mut text, mut attachments) = (0_u64, 0_u64);
+    json::strings(body, |name, value| match name {
+        b"url" | b"data" | b"file_data" => attachments += 1,
+        _ => text = text.saturating_add(u64::try_from(value.len()).unwrap_or(u64::MAX)),
+    });
+    text.div_ceil(BYTES)
+        .saturating_add(attachments.saturating_mul(2 * ATTACHMENT_TOKENS))
+        .saturating_add(FRAME)
+}
+
 /// Bytes of text in a message or a delta, as the model made them.
 pub(crate) fn text_bytes(message: &[u8]) -> usize {
     let mut bytes = 0;

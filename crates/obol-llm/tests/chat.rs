@@ -19,7 +19,7 @@ async fn a_plain_answer_is_relayed_byte_for_byte_with_its_usage() {
     let body = "{ \"big\":123456789012345678901234567890, \"x\":1.0,\"choices\":[],\"e\":\"\\u00e9\",\
                 \"usage\":{\"prompt_tokens\":10,\"completion_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":8}} }\n";
     fake.reply(Reply::json(body));
-    let sent = r#"{"temperature":1.0,"model":"pub","n":12345678901234567890123,"messages":[]}"#;
+    let sent = r#"{"temperature":1.0,"model":"pub","seed":12345678901234567890123,"messages":[]}"#;
     let answer = chat(&llm(), &request(sent), &[&Upstream::of(&fake, "a")]).await.unwrap();
     assert_eq!(answer.target_index, 0);
     let (status, bytes, usage) = full(answer);
@@ -272,7 +272,7 @@ async fn a_dead_provider_is_passed_over() {
     let (a, b) = (Upstream::of(&dead, "a"), Upstream::of(&alive, "b"));
     assert_eq!(chat(&llm, &plain(), &[&a]).await.unwrap_err().code(), "upstream_unreachable");
     assert_eq!(chat(&llm, &plain(), &[&a, &b]).await.unwrap().target_index, 1);
-    assert_eq!(alive.last_body().unwrap(), plain().body_for("b-model", false));
+    assert_eq!(alive.last_body().unwrap(), plain().body_for("b-model", false, None));
     let none = chat(&llm, &plain(), &[]).await.unwrap_err();
     assert_eq!((none.code(), none.kind()), ("no_target", Kind::NotFound));
 }

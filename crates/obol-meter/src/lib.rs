@@ -1,23 +1,30 @@
-//! Metering: a guard per call that becomes exactly one usage event, and the flusher that writes the events
-//! (DESIGN §12.2, §12.3, §12.5).
+//! Metering: what a call may cost is set aside before it is made, and it becomes exactly one usage event (DESIGN §12).
 //!
-//! [`Meter::begin`] takes a place in a bounded queue before the call, so that a [`UsageGuard`] can hand its event over
-//! synchronously whatever ends the call: an answer, a client that left, an abort, a panic. A full queue refuses the
-//! call instead of forgetting it later. The [`Flusher`] moves events from the queue to a [`UsageSink`] in batches and
-//! never drops one while it runs.
+//! [`Meter::admit`] takes a place in a bounded queue and asks the [`Ledger`], in one flight, whether every budget and
+//! every limit in scope has room: all of it is set aside, or nothing. The [`UsageGuard`] that it gives hands the call's
+//! closing over synchronously, into the place that it owns, whatever ends the call: an answer, a client that left, an
+//! abort, a panic. The [`Flusher`] closes calls in batches: one script moves the counters and writes the event, once,
+//! however often a flight is repeated. What a process leaves open when it dies is booked by a [`Sweeper`] of another one.
 //!
-//! A flight to the store that timed out may have been applied and is repeated: an event can stand in the stream
-//! twice. Consumers are idempotent by `event_id`.
+//! INVARIANT, at every admission and for any number of replicas: settled + reserved ≤ limit.
 //!
-//! This crate does not decide who may spend (budgets, rates), never waits for a store on a caller's path, and spawns
-//! nothing: the composer runs [`Flusher::run`].
+//! This crate does not know prices or budgets by itself (the pinned publication tells), and spawns nothing: the composer
+//! runs [`Flusher::run`] and [`Sweeper::run`].
 
+mod embedded;
 mod flusher;
+mod ledger;
 mod meter;
-mod redis_sink;
-mod sink;
+mod redis_ledger;
+mod sweeper;
+mod windows;
 
+pub use crate::embedded::EmbeddedLedger;
 pub use crate::flusher::{FlushReport, Flusher};
-pub use crate::meter::{Meter, MeterError, MeterOptions, Price, Start, UsageGuard, meter};
-pub use crate::redis_sink::RedisSink;
-pub use crate::sink::{EmbeddedSink, SinkError, UsageSink};
+pub use crate::ledger::{
+    Admission, Audited, CloseError, Closing, Counter, Denied, Ledger, LedgerError, Line, Open, Rate,
+    Reservation, Standing, in_scope,
+};
+pub use crate::meter::{Meter, MeterOptions, Price, Start, Terms, UsageGuard, meter};
+pub use crate::redis_ledger::RedisLedger;
+pub use crate::sweeper::{Owners, Sweeper};

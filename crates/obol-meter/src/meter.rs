@@ -1,3 +1,4 @@
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -5,28 +6,31 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use obol_model::{
-    Clock, Kind, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, TokenPrice,
-    Tokens, UsageEvent, UsageKind, WorkspaceId, metric,
+    Clock, Limits, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, SignedNanoUsd,
+    TokenPrice, Tokens, UsageEvent, UsageKind, WorkspaceId, metric,
 };
+use parking_lot::RwLock;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::flusher::Flusher;
-use crate::sink::UsageSink;
+use crate::ledger::{Admission, Closing, Denied, Ledger, Line, Reservation, Settled, Standing};
 
 /// Bounds of the meter.
 #[derive(Debug, Clone)]
 pub struct MeterOptions {
     /// Calls that are open or closed and not yet taken by the flusher. When it is reached, new calls are refused.
     pub queue: usize,
-    /// Most events of one flight to the store.
+    /// Most closings of one flight to the ledger.
     pub batch: usize,
-    /// How long the flusher waits for company after the first event of a batch. It trades what a killed process
-    /// forgets against flights to the store.
+    /// How long the flusher waits for company after the first closing of a batch. It trades how long money stays set
+    /// aside against flights to the ledger.
     pub linger: Duration,
-    /// Longest time for one flight; the sink's own deadline holds as well.
+    /// Longest time for one flight; the ledger's own deadline holds as well.
     pub flight_timeout: Duration,
+    /// Longer than any call: what is set aside for longer is booked by whoever finds it.
+    pub call_life: Duration,
 }
 
 impl Default for MeterOptions {
@@ -36,32 +40,45 @@ impl Default for MeterOptions {
             batch: 512,
             linger: Duration::from_millis(10),
             flight_timeout: Duration::from_secs(5),
+            call_life: Duration::from_mins(10),
         }
     }
 }
 
 /// Makes a meter and the flusher that belongs to it.
 pub fn meter(
-    sink: Arc<dyn UsageSink>,
+    ledger: Arc<dyn Ledger>,
     clock: Arc<dyn Clock>,
     replica: ReplicaId,
     options: MeterOptions,
 ) -> (Meter, Flusher) {
     let (queue, inbox) = mpsc::channel(options.queue.max(1));
     let open = Arc::new(Open::default());
-    let meter = Meter { queue, shared: Arc::new(Shared { clock, replica, open: open.clone() }) };
-    (meter, Flusher::new(inbox, sink, open, options))
+    let shared = Shared {
+        ledger: ledger.clone(),
+        life: options.call_life,
+        most_parked: (options.queue / 8).max(1),
+        clock,
+        replica,
+        open: open.clone(),
+    };
+    let meter = Meter { queue, shared: Arc::new(shared) };
+    (meter, Flusher::new(inbox, ledger, open, options))
 }
 
-/// Opens one guard per metered call. Cheap to clone.
+/// Admits metered calls, one guard each. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Meter {
-    queue: mpsc::Sender<UsageEvent>,
+    queue: mpsc::Sender<Closing>,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
+    ledger: Arc<dyn Ledger>,
+    life: Duration,
+    /// As many calls of one workspace may wait for keys that cannot be written.
+    most_parked: usize,
     clock: Arc<dyn Clock>,
     replica: ReplicaId,
     open: Arc<Open>,
@@ -72,11 +89,28 @@ struct Shared {
 pub(crate) struct Open {
     count: AtomicUsize,
     none_left: Notify,
+    /// Calls that the ledger refuses to close, by workspace; empty as a rule.
+    parked: RwLock<HashMap<WorkspaceId, usize>>,
 }
 
 impl Open {
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn park(&self, calls: &VecDeque<Closing>) {
+        if calls.is_empty() && self.parked.read().is_empty() {
+            return;
+        }
+        let mut parked = HashMap::new();
+        for closing in calls {
+            *parked.entry(closing.reservation.workspace_id.clone()).or_default() += 1;
+        }
+        *self.parked.write() = parked;
+    }
+
+    fn parked(&self, workspace_id: &WorkspaceId) -> usize {
+        self.parked.read().get(workspace_id).copied().unwrap_or_default()
     }
 
     fn add(&self) {
@@ -86,27 +120,6 @@ impl Open {
     fn remove(&self) {
         if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.none_left.notify_waiters();
-        }
-    }
-}
-
-/// Why a call cannot be metered and therefore must not be made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MeterError {
-    /// As many calls as the queue holds are open or wait for the flusher.
-    #[error("the usage queue is full")]
-    QueueFull,
-    /// The flusher drains and takes nothing new.
-    #[error("the usage queue is closed")]
-    Stopping,
-}
-
-impl MeterError {
-    /// The kind of the failure.
-    pub fn kind(self) -> Kind {
-        match self {
-            Self::QueueFull => Kind::Unavailable,
-            Self::Stopping => Kind::Stopping,
         }
     }
 }
@@ -126,6 +139,19 @@ pub struct Start {
     pub price: Price,
     /// The id of the request; the usage event has the same.
     pub request_id: RequestId,
+}
+
+/// What a call is held to.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// The budgets that it draws on; see [`crate::in_scope`].
+    pub lines: Vec<Line>,
+    /// How fast its principal may call.
+    pub limits: Limits,
+    /// The most that it can cost.
+    pub worst: NanoUsd,
+    /// The most tokens that it can take.
+    pub tokens: u64,
 }
 
 /// How a call is priced.
@@ -149,26 +175,69 @@ impl Price {
 }
 
 impl Meter {
-    /// Opens the guard of one call and takes its place in the queue.
+    /// Admits one call: takes its place in the queue and sets aside what it may cost, in one flight to the ledger.
+    ///
+    /// Cancel-safe: what may have been set aside for a call that was abandoned here is given back.
     ///
     /// # Errors
-    /// When there is no place; then the call must not be made.
-    pub fn begin(&self, start: Start) -> Result<UsageGuard, MeterError> {
+    /// Why the call must not be made.
+    pub async fn admit(&self, start: Start, terms: Terms) -> Result<(UsageGuard, Standing), Denied> {
+        if let Some(line) = terms.lines.iter().find(|line| terms.worst > line.limit) {
+            let (name, limit) = (line.name.clone(), line.limit);
+            return Err(Denied::NeverFits { name, limit, amount: terms.worst });
+        }
+        if let Some(limit) = terms.limits.tokens_per_minute.filter(|limit| terms.tokens > *limit) {
+            return Err(Denied::TooManyTokens { limit, tokens: terms.tokens });
+        }
+        if self.shared.open.parked(&start.workspace_id) >= self.shared.most_parked {
+            return Err(Denied::QueueFull);
+        }
         let place = self.queue.clone().try_reserve_owned().map_err(|refused| match refused {
-            TrySendError::Full(_) => MeterError::QueueFull,
-            TrySendError::Closed(_) => MeterError::Stopping,
+            TrySendError::Full(_) => Denied::QueueFull,
+            TrySendError::Closed(_) => Denied::Stopping,
         })?;
         self.shared.open.add();
-        Ok(UsageGuard {
+        let started_at = self.shared.clock.now();
+        let Terms { lines, limits, worst, tokens } = terms;
+        let reservation = Reservation {
+            workspace_id: start.workspace_id.clone(),
+            request_id: start.request_id,
+            owner: self.shared.replica.clone(),
+            principal: start.principal.clone(),
+            lines,
+            limits,
+            amount: worst,
+            tokens,
+            asked_at: started_at,
+            life: self.shared.life,
+        };
+        let mut guard = UsageGuard {
             place: Some(place),
             shared: self.shared.clone(),
-            started_at: self.shared.clock.now(),
+            reservation,
+            admission: None,
+            started_at,
             began: Instant::now(),
             start,
             tokens: Tokens::default(),
             estimated: false,
-            outcome: Outcome::Partial,
-        })
+            outcome: Outcome::Orphaned,
+        };
+        let if_nobody_settles = guard.event(worst);
+        match self.shared.ledger.reserve(&guard.reservation, &if_nobody_settles).await {
+            Ok(admission) => {
+                let standing = admission.standing;
+                guard.admission = Some(admission);
+                guard.outcome = Outcome::Partial;
+                Ok((guard, standing))
+            }
+            // It may have been admitted after all; the guard gives it back.
+            Err(denied @ Denied::Ledger(_)) => Err(denied),
+            Err(denied) => {
+                guard.forget();
+                Err(denied)
+            }
+        }
     }
 
     /// Guards that are open now.
@@ -189,11 +258,14 @@ impl Meter {
     }
 }
 
-/// One metered call. It becomes exactly one usage event: by [`UsageGuard::finish`], or as [`Outcome::Partial`] with
+/// One admitted call. It becomes exactly one usage event: by [`UsageGuard::finish`], or as [`Outcome::Partial`] with
 /// what is known by then when it is dropped.
 pub struct UsageGuard {
-    place: Option<mpsc::OwnedPermit<UsageEvent>>,
+    place: Option<mpsc::OwnedPermit<Closing>>,
     shared: Arc<Shared>,
+    reservation: Reservation,
+    /// `None` until the ledger has said yes.
+    admission: Option<Admission>,
     started_at: Timestamp,
     began: Instant,
     start: Start,
@@ -223,6 +295,21 @@ impl UsageGuard {
         self.estimated = estimated;
     }
 
+    /// Gives back what was set aside for a call that is not made after all: there is no event of it.
+    pub fn cancel(mut self) {
+        self.admission = None;
+    }
+
+    /// What is called, when that was not known for sure at admission. The price stays.
+    pub fn calls(&mut self, kind: UsageKind) {
+        self.start.kind = kind;
+    }
+
+    /// What the call is metered by.
+    pub fn price(&self) -> &Price {
+        &self.start.price
+    }
+
     /// Closes the call. Choose [`Outcome::Error`] only for a call that was certainly not executed or was answered
     /// with an error of its protocol; one whose outcome is unknown is [`Outcome::Partial`].
     pub fn finish(mut self, outcome: Outcome) {
@@ -230,11 +317,9 @@ impl UsageGuard {
     }
 }
 
-impl Drop for UsageGuard {
-    fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
-        metrics::counter!(metric::USAGE_EVENTS, "outcome" => self.outcome.as_str()).increment(1);
-        place.send(UsageEvent {
+impl UsageGuard {
+    fn event(&self, cost: NanoUsd) -> UsageEvent {
+        UsageEvent {
             schema_version: UsageEvent::SCHEMA,
             event_id: self.start.request_id.into(),
             workspace_id: self.start.workspace_id.clone(),
@@ -247,11 +332,28 @@ impl Drop for UsageGuard {
             duration_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             tokens: self.tokens,
             estimated: self.estimated,
-            overrun: false,
-            reserved: NanoUsd::ZERO,
-            cost: self.start.price.cost(&self.tokens, self.outcome).into(),
+            overrun: cost > self.reservation.amount,
+            reserved: self.reservation.amount,
+            cost: SignedNanoUsd::from(cost),
+        }
+    }
+
+    /// Nothing was set aside, and nothing is to be closed.
+    fn forget(mut self) {
+        self.place = None;
+        self.shared.open.remove();
+    }
+}
+
+impl Drop for UsageGuard {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        let settled = self.admission.take().map(|admission| {
+            metrics::counter!(metric::USAGE_EVENTS, "outcome" => self.outcome.as_str()).increment(1);
+            Settled { admission, event: self.event(self.start.price.cost(&self.tokens, self.outcome)) }
         });
-        // INVARIANT: after the event is in the queue, so that an idle meter means a complete queue.
+        place.send(Closing { reservation: self.reservation.clone(), settled });
+        // INVARIANT: after the closing is in the queue, so that an idle meter means a complete queue.
         self.shared.open.remove();
     }
 }

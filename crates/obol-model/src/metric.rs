@@ -65,6 +65,8 @@ pub const USAGE_EVENTS: &str = "obol_usage_events_total";
 pub const USAGE_QUEUE: &str = "obol_usage_queue_events";
 /// Usage events that could not be written before the process ended. Alarm on any.
 pub const USAGE_LOST: &str = "obol_usage_lost_events_total";
+/// Reservations of dead or stuck calls that this replica booked.
+pub const USAGE_ORPHANED: &str = "obol_usage_orphaned_total";
 /// Tasks that run, by `class`.
 pub const TASKS: &str = "obol_tasks";
 /// Child processes of stdio connections that run.

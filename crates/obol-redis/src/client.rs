@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::link::Deadline;
 use crate::servers::Servers;
 use crate::url::FORMS;
-use crate::{RedisError, RedisUrl, Script, SubscriberEvent, subscriber};
+use crate::{RedisError, RedisUrl, Script, ScriptCall, SubscriberEvent, subscriber};
 
 /// How many keys one step of a scan looks at.
 const SCAN_STEP: usize = 1000;
@@ -182,6 +182,59 @@ impl Redis {
         counted(self.scripted(script, keys, args, beside).await)
     }
 
+    /// Runs a script several times in one flight, each time with keys and arguments of its own, and answers for each.
+    /// Those that a server does not know the script for are sent again with its text, within the same deadline.
+    ///
+    /// # Errors
+    /// When no server could be asked. What single ones answered stands in the list.
+    pub async fn run_many<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        calls: &[ScriptCall],
+    ) -> Result<Vec<Result<T, RedisError>>, RedisError> {
+        counted(self.scripted_many(script, calls).await)
+    }
+
+    async fn scripted_many<T: FromRedisValue>(
+        &self,
+        script: &Script,
+        calls: &[ScriptCall],
+    ) -> Result<Vec<Result<T, RedisError>>, RedisError> {
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
+        let deadline = self.deadline();
+        let mut pipe = Pipeline::with_capacity(calls.len());
+        for call in calls {
+            pipe.add_command(call.of(script));
+        }
+        let answers = self.servers.send(Batch::Many(&pipe), deadline).await?;
+        let (mut values, server) = (answers.values, answers.server);
+        let again: Vec<usize> = values
+            .iter()
+            .enumerate()
+            .filter(|(_, value)| is_unknown_script(value))
+            .map(|(at, _)| at)
+            .collect();
+        if !again.is_empty() {
+            tracing::debug!(script = script.name(), "sending the text of a script");
+            let mut pipe = Pipeline::with_capacity(again.len());
+            for call in again.iter().filter_map(|at| calls.get(*at)) {
+                pipe.add_command(call.in_full(script));
+            }
+            let answers = self.servers.send(Batch::Many(&pipe), deadline).await?;
+            for (at, value) in again.into_iter().zip(answers.values) {
+                if let Some(place) = values.get_mut(at) {
+                    *place = value;
+                }
+            }
+        }
+        let each = values
+            .into_iter()
+            .map(|value| self.read(value.extract_error().map_err(|why| RedisError::command(&server, why))?));
+        Ok(each.collect())
+    }
+
     async fn scripted<T: FromRedisValue>(
         &self,
         script: &Script,
@@ -192,8 +245,7 @@ impl Redis {
         let deadline = self.deadline();
         let answers = self.servers.send_beside(script.call(keys, args), beside, deadline).await?;
         let (mut answer, mut server) = (answers.values.into_iter().next(), answers.server);
-        let unknown = |value: &Value| matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript));
-        if answer.as_ref().is_some_and(unknown) {
+        if answer.as_ref().is_some_and(is_unknown_script) {
             tracing::debug!(script = script.name(), "sending the text of a script");
             // `EVAL` keeps it, and cannot meet another `SCRIPT FLUSH` between an upload and the call.
             let answers = self.servers.send(Batch::One(&script.call_in_full(keys, args)), deadline).await?;
@@ -282,6 +334,10 @@ impl Redis {
     fn read<T: FromRedisValue>(&self, answer: Value) -> Result<T, RedisError> {
         redis::from_redis_value(answer).map_err(|_| RedisError::unexpected(self.servers.name()))
     }
+}
+
+fn is_unknown_script(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
 
 fn counted<T>(outcome: Result<T, RedisError>) -> Result<T, RedisError> {

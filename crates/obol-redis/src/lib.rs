@@ -27,6 +27,6 @@ mod url;
 
 pub use client::{Redis, RedisOptions};
 pub use error::RedisError;
-pub use script::Script;
+pub use script::{Script, ScriptCall};
 pub use subscriber::SubscriberEvent;
 pub use url::RedisUrl;

@@ -30,6 +30,31 @@ impl Script {
     }
 }
 
+/// Keys and arguments of one call of a script.
+#[derive(Debug, Clone, Default)]
+pub struct ScriptCall {
+    /// All keys that it uses; on a Cluster they lie in one slot.
+    pub keys: Vec<String>,
+    /// The arguments.
+    pub args: Vec<Vec<u8>>,
+}
+
+impl ScriptCall {
+    pub(crate) fn of(&self, script: &Script) -> Cmd {
+        self.with(|keys, args| script.call(keys, args))
+    }
+
+    pub(crate) fn in_full(&self, script: &Script) -> Cmd {
+        self.with(|keys, args| script.call_in_full(keys, args))
+    }
+
+    fn with(&self, make: impl FnOnce(&[&str], &[&[u8]]) -> Cmd) -> Cmd {
+        let keys: Vec<&str> = self.keys.iter().map(String::as_str).collect();
+        let args: Vec<&[u8]> = self.args.iter().map(Vec::as_slice).collect();
+        make(&keys, &args)
+    }
+}
+
 fn with_arguments(name: &str, script: &str, keys: &[&str], args: &[&[u8]]) -> Cmd {
     let mut cmd = redis::cmd(name);
     cmd.arg(script).arg(keys.len());

@@ -22,7 +22,7 @@ use obol_mcp::catalogue::{Catalogue, CatalogueOptions, CatalogueStore};
 use obol_mcp::pool::{
     Connect, Endpoint, EndpointKind, HttpConnect, Pool, PoolOptions, Spawn, Transport, TransportError,
 };
-use obol_meter::{FlushReport, MeterOptions, UsageSink, meter};
+use obol_meter::{FlushReport, Ledger, MeterOptions, Owners, Sweeper, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
 use obol_peer::{Peers, Registry};
 use obol_session::{SessionOptions, SessionStore, Sessions};
@@ -41,6 +41,10 @@ use crate::signals::Signals;
 /// The flusher gives up this long before the deadline, so that what is lost can still be said.
 const ABANDON_BEFORE: Duration = Duration::from_millis(250);
 
+/// A call that is older than everything that may keep it is booked by whoever finds it. This is for what lies between
+/// its admission and the start of its upstream phase, and between its end and its closing.
+const CALL_SLACK: Duration = Duration::from_mins(1);
+
 /// Connections of operators and probes.
 const ADMIN_CONNECTIONS: usize = 64;
 /// Connections of other replicas: each keeps a few.
@@ -56,7 +60,9 @@ pub(crate) struct Stores {
     pub(crate) service: Option<Arc<ServiceTokens>>,
     pub(crate) publications: Arc<dyn PublicationSource>,
     pub(crate) feed: Arc<dyn InvalidationFeed>,
-    pub(crate) usage: Arc<dyn UsageSink>,
+    pub(crate) ledger: Arc<dyn Ledger>,
+    /// Who knows which replicas live, for the sweep of what dead ones left open.
+    pub(crate) owners: Arc<dyn Owners>,
     pub(crate) catalogue: Arc<dyn CatalogueStore>,
     /// The leases of all replicas; `None` for one that shares nothing.
     pub(crate) registry: Option<Registry>,
@@ -148,7 +154,11 @@ impl Replica {
             stores.catalogue,
             CatalogueOptions::default(),
         );
-        let meter_options = MeterOptions { queue: config.usage_queue.get(), ..MeterOptions::default() };
+        let meter_options = MeterOptions {
+            queue: config.usage_queue.get(),
+            call_life: config.upstream_timeout + config.drain_timeout + CALL_SLACK,
+            ..MeterOptions::default()
+        };
         let replica = ReplicaId::generate();
         tracing::info!(%replica, version = env!("CARGO_PKG_VERSION"), "replica starts");
         let joining = Joining {
@@ -159,7 +169,8 @@ impl Replica {
             clock: clock.clone(),
         };
         let (peers, peer_listener) = join(replica.clone(), joining).await?;
-        let (meter, flusher) = meter(stores.usage, clock.clone(), replica, meter_options);
+        let sweeper = Sweeper::new(stores.ledger.clone(), stores.owners);
+        let (meter, flusher) = meter(stores.ledger, clock.clone(), replica, meter_options);
         let session_options = SessionOptions {
             ttl: config.session_ttl,
             unused_ttl: config.session_unused_ttl,
@@ -205,6 +216,7 @@ impl Replica {
         spawn("edge", Box::pin(gateway.clone().run(background.clone())));
         spawn("publications", Box::pin(publications.clone().run(stores.feed, background.clone())));
         spawn("metrics", Box::pin(upkeep(metrics, background.clone())));
+        spawn("sweeper", Box::pin(sweeper.run(background.clone())));
         match publications.preload(PRELOAD).await {
             Ok(loaded) => tracing::info!(loaded, "publications preloaded"),
             // Not fatal: readiness says so, and they are read when they are asked for.

@@ -2,6 +2,7 @@
 
 mod welcome;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -13,9 +14,11 @@ use obol_control::{
 use obol_drain::Class;
 use obol_edge::RedisProbe;
 use obol_mcp::catalogue::EmbeddedCatalogue;
-use obol_meter::EmbeddedSink;
+use obol_meter::{EmbeddedLedger, Owners};
 use obol_model::snapshot::Documents;
-use obol_model::{Clock, Invalidation, KeyContext, KeyHash, KeyRing, Revision, SystemClock, WorkspaceId};
+use obol_model::{
+    Clock, Invalidation, KeyContext, KeyHash, KeyRing, ReplicaId, Revision, SystemClock, WorkspaceId,
+};
 use obol_session::EmbeddedSessions;
 use obol_snapshot::{EmbeddedSource, PublicationSource as _, Stored};
 use parking_lot::Mutex;
@@ -65,7 +68,8 @@ pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<
         service: service::tokens(config.gateway.service_jwt.as_ref(), party::GATEWAY, None)?,
         publications: embedded.source.clone(),
         feed: embedded.source.clone(),
-        usage: Arc::new(EmbeddedSink::new(USAGE_EVENTS)),
+        ledger: Arc::new(EmbeddedLedger::new(clock.clone(), USAGE_EVENTS)),
+        owners: Arc::new(Nobody),
         catalogue: Arc::new(EmbeddedCatalogue::new()),
         registry: None,
         probe,
@@ -76,6 +80,17 @@ pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<
     tasks.spawn(Class::Background, "control", control.run(background.clone()));
     welcome::print(replica.public, &key, &file).await?;
     Ok(replica.run().await)
+}
+
+/// There are no other processes.
+#[derive(Debug)]
+struct Nobody;
+
+#[async_trait]
+impl Owners for Nobody {
+    async fn gone(&self, _: &HashSet<ReplicaId>) -> Result<HashSet<ReplicaId>, String> {
+        Ok(HashSet::new())
+    }
 }
 
 /// The stores of the gateway as control sees them.
@@ -139,6 +154,10 @@ impl Publisher for Embedded {
 
     async fn loaded_by(&self) -> Result<Option<String>, PublishError> {
         Ok(self.written.lock().loaded.clone())
+    }
+
+    async fn open_ledger(&self, _: &WorkspaceId) -> Result<bool, PublishError> {
+        Ok(false)
     }
 
     async fn keys(&self) -> Result<PublishedKeys, PublishError> {

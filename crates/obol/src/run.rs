@@ -1,14 +1,16 @@
 //! `obol run`: a gateway replica.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use obol_auth::{ControlKeys, RedisKeys, ServiceTokens, UsedTokens, party};
 use obol_dial::{DialOptions, Dialer};
 use obol_drain::Class;
 use obol_edge::RedisProbe;
 use obol_mcp::catalogue::RedisCatalogue;
-use obol_meter::RedisSink;
-use obol_model::{Secret, SystemClock};
+use obol_meter::{Owners, RedisLedger};
+use obol_model::{ReplicaId, Secret, SystemClock};
 use obol_peer::Registry;
 use obol_redis::{Redis, RedisOptions};
 use obol_session::RedisSessions;
@@ -49,7 +51,8 @@ pub(crate) async fn run(config: Run, env: Environment) -> Result<u8, Failure> {
         service,
         publications,
         feed: source,
-        usage: Arc::new(RedisSink::new(redis.clone())),
+        ledger: Arc::new(RedisLedger::new(redis.clone())),
+        owners: Arc::new(Leases(Registry::new(redis.clone()))),
         catalogue: Arc::new(RedisCatalogue::new(redis.clone())),
         registry: Some(Registry::new(redis.clone())),
         probe,
@@ -97,5 +100,19 @@ pub(crate) async fn warn(redis: &Redis) {
             }
         }
         Err(e) => tracing::warn!(error = %e, "the configuration of redis cannot be checked"),
+    }
+}
+
+/// The leases of replicas, as the sweep asks for them.
+#[derive(Debug)]
+struct Leases(Registry);
+
+#[async_trait]
+impl Owners for Leases {
+    async fn gone(&self, owners: &HashSet<ReplicaId>) -> Result<HashSet<ReplicaId>, String> {
+        let ids: Vec<ReplicaId> = owners.iter().cloned().collect();
+        let live = self.0.find(&ids).await.map_err(|e| e.to_string())?;
+        let live: HashSet<ReplicaId> = live.into_iter().map(|peer| peer.id).collect();
+        Ok(owners.difference(&live).cloned().collect())
     }
 }

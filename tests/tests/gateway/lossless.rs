@@ -148,7 +148,10 @@ fn a_completion_and_its_answer_are_passed_byte_for_byte() {
             let reply = world.chat(body("small")).await;
             prop_assert_eq!(reply.status, 200, "{:?}", reply);
             let sent = world.llm.last_body().unwrap();
-            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small"));
+            // The limit of the model is all that is added (DESIGN §12.1).
+            let limited = r#""fake-small","max_completion_tokens":1000"#;
+            let expected = body("fake-small").replacen(r#""fake-small""#, limited, 1);
+            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), expected);
             prop_assert_eq!(reply.text(), answer);
             Ok(())
         },
@@ -181,12 +184,15 @@ fn the_events_of_a_stream_are_passed_byte_for_byte() {
             world.llm.reply(Says::Raw(Raw::events(chunks)));
             let option = r#","stream_options":{"include_usage":true}"#;
             let body = |model: &str, option: &str| {
-                format!(r#"{{"stream":true,"model":"{model}"{option},"messages":[],"n":1.0}}"#)
+                format!(r#"{{"stream":true,"model":"{model}"{option},"messages":[],"k":1.0}}"#)
             };
             let reply = world.chat(body("small", if asked { option } else { "" })).await;
             prop_assert_eq!(reply.status, 200, "{:?}", reply);
             let sent = world.llm.last_body().unwrap();
-            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small", option));
+            let limit = r#","max_completion_tokens":1000"#;
+            // Both are put right behind the model.
+            let limited = if asked { format!("{limit}{option}") } else { format!("{option}{limit}") };
+            prop_assert_eq!(std::str::from_utf8(&sent).unwrap(), body("fake-small", &limited));
             let expected = if asked { whole } else { format!("{text}{done}") };
             prop_assert_eq!(reply.text(), expected);
             Ok(())

@@ -8,9 +8,9 @@ use obol_mcp::catalogue::Source;
 use obol_mcp::names;
 use obol_mcp::pool::{Call, CallError, Event, Exchange, ListKind};
 use obol_mcp::wire::{self, Message, Object, RpcError, Splice};
-use obol_meter::{Price, Start, UsageGuard};
+use obol_meter::UsageGuard;
 use obol_model::snapshot::SessionBinding;
-use obol_model::{ConnectionName, Kind, Outcome, UsageKind};
+use obol_model::{ConnectionName, Outcome};
 use obol_session::{SessionError, SessionRecord};
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
@@ -21,6 +21,7 @@ use super::inflight::InFlightCall;
 use super::lists::COLD_WAIT;
 use super::resolve::{Resolved, Unresolved};
 use super::session::Ctx;
+use super::toll::{Ahead, Toll};
 use super::{Mcp, refuse, session};
 
 /// A request on its way to one upstream.
@@ -47,6 +48,7 @@ impl Mcp {
         ctx: Ctx,
         id: &RawValue,
         params: Option<&RawValue>,
+        ahead: Ahead,
     ) -> Result<Answer, RpcError> {
         let (text, params) = object(params)?;
         let (raw_name, name) = required(&params, "name")?;
@@ -63,7 +65,9 @@ impl Mcp {
             .filter(|item| ctx.authorize("tools/call", ListKind::Tools, &found.connection, item, arguments))
             .ok_or_else(|| refuse::unknown_tool(&name))?;
         let tool = allowed.name.clone();
-        let guard = self.begin_usage(&ctx, &found.connection, &tool)?;
+        let toll = Toll::of(&ctx.admitted, &found.connection, &tool);
+        let guard = self.admit(&ctx.admitted, &toll, ahead).await;
+        let guard = guard.map_err(|e| refuse::denied(&e, toll.price, ctx.admitted.request_id))?;
         let params_text = rename(text, raw_name, &tool);
         let forward = Forward {
             progress_token: progress_token(&params),
@@ -71,31 +75,6 @@ impl Mcp {
             ..Forward::new(ctx, id, "tools/call", found, params_text)
         };
         Ok(self.forward(forward))
-    }
-
-    fn begin_usage(
-        &self,
-        ctx: &Ctx,
-        connection: &ConnectionName,
-        tool: &str,
-    ) -> Result<UsageGuard, RpcError> {
-        let snapshot = &ctx.admitted.publication.workspace;
-        let price = snapshot.connections.get(connection).map_or_else(Default::default, |c| {
-            c.tools.get(tool).and_then(|rule| rule.price_per_call).unwrap_or(c.price_per_call)
-        });
-        let start = Start {
-            request_id: ctx.admitted.request_id,
-            workspace_id: ctx.workspace().clone(),
-            principal: ctx.admitted.identity.principal(),
-            revision: ctx.admitted.publication.revision(),
-            kind: UsageKind::ToolCall { connection: connection.clone(), tool: tool.to_owned() },
-            price: Price::PerCall(price),
-        };
-        self.meter.begin(start).map_err(|e| {
-            tracing::warn!(error = %e, "call refused, its usage could not be recorded");
-            let message = "usage cannot be recorded right now";
-            refuse::rpc(Kind::Unavailable, "meter_unavailable", message, Some(ctx.admitted.request_id))
-        })
     }
 
     pub(super) async fn get_prompt(

@@ -12,6 +12,7 @@ mod refuse;
 mod resolve;
 mod session;
 pub(crate) mod spelling;
+mod toll;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,7 @@ use serde_json::value::RawValue;
 use crate::failure::Refusal;
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
+use crate::mcp::toll::Ahead;
 use crate::stamp::Stamp;
 
 use answer::Answer;
@@ -188,11 +190,20 @@ impl Mcp {
         {
             return self.initialize(&admitted, view.as_ref(), accept, id, *params).await;
         }
-        let ctx = match self.resume(admitted, view, headers).await {
+        // At once, so that both go to Redis in one flight; the session is judged first.
+        let early = admitted.clone();
+        let ahead = async {
+            match &message {
+                Message::Request { method, params, .. } => self.admit_ahead(&early, method, *params).await,
+                _ => Ahead::default(),
+            }
+        };
+        let (ctx, ahead) = tokio::join!(self.resume(admitted, view, headers), ahead);
+        let ctx = match ctx {
             Ok(ctx) => ctx,
             Err(refusal) => return refuse::http(&refusal, id),
         };
-        match self.handle(ctx, message).await {
+        match self.handle(ctx, message, ahead).await {
             None => StatusCode::ACCEPTED.into_response(),
             Some(answer) => answer.respond(accept, &self).await,
         }
@@ -232,7 +243,7 @@ impl Mcp {
                         );
                         Some(wire::error_response(Some(id), &error))
                     }
-                    Ok(message) => match mcp.handle(ctx, message).await {
+                    Ok(message) => match mcp.handle(ctx, message, Ahead::default()).await {
                         Some(answer) => answer.whole(&mcp).await,
                         None => None,
                     },
@@ -249,10 +260,10 @@ impl Mcp {
     }
 
     /// One message of a session. `None` for what has no answer.
-    async fn handle(self: &Arc<Self>, ctx: Ctx, message: Message<'_>) -> Option<Answer> {
+    async fn handle(self: &Arc<Self>, ctx: Ctx, message: Message<'_>, ahead: Ahead) -> Option<Answer> {
         match message {
             Message::Request { id, method, params } => {
-                let answer = self.request(ctx, id, &method, params).await;
+                let answer = self.request(ctx, id, &method, params, ahead).await;
                 let outcome = match &answer {
                     Ok(_) => "ok",
                     Err(_) => "refused",
@@ -280,13 +291,14 @@ impl Mcp {
         id: &RawValue,
         method: &str,
         params: Option<&RawValue>,
+        ahead: Ahead,
     ) -> Result<Answer, RpcError> {
         let result = match method {
             "ping" => "{}".to_owned(),
             "tools/list" | "resources/list" | "resources/templates/list" | "prompts/list" => {
                 self.list(&ctx, method, params).await?
             }
-            "tools/call" => return self.call_tool(ctx, id, params).await,
+            "tools/call" => return self.call_tool(ctx, id, params, ahead).await,
             "prompts/get" => return self.get_prompt(ctx, id, params).await,
             "resources/read" => return self.read_resource(ctx, id, params),
             "completion/complete" => return self.complete(ctx, id, params).await,

@@ -3,11 +3,13 @@
 use axum::response::Response;
 use obol_mcp::pool::CallError;
 use obol_mcp::wire::{self, RpcError};
-use obol_model::{Kind, RequestId};
+use obol_meter::Denied;
+use obol_model::{Kind, NanoUsd, RequestId};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::failure::{self, Refusal};
+use crate::toll;
 
 /// Our own codes are the HTTP status that fits, below −31000: outside −32768…−32000, which JSON-RPC and MCP keep.
 pub(super) fn code(kind: Kind) -> i64 {
@@ -34,6 +36,16 @@ pub(super) fn rpc(kind: Kind, word: &str, message: impl Into<String>, id: Option
         code: word,
         retry_after_s,
         request_id: id.map(|id| id.to_string()),
+    })
+}
+
+/// Why the ledger does not admit a call that may cost `worst`.
+pub(super) fn denied(denied: &Denied, worst: NanoUsd, id: RequestId) -> RpcError {
+    toll::log(denied);
+    RpcError::new(code(denied.kind()), toll::message(denied, worst)).with_data(&Data {
+        code: denied.code(),
+        retry_after_s: denied.reset().map(|reset| reset.as_secs().max(1)),
+        request_id: Some(id.to_string()),
     })
 }
 

@@ -51,6 +51,7 @@ impl Upstream {
             credential: self.credential.as_ref(),
             target: &self.target,
             allow_private: self.allow_private,
+            most_output: None,
         }
     }
 }

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use obol_meter::{Price, Start};
+use obol_meter::{Price, Start, Terms};
 use obol_model::{
-    Clock, ManualClock, NanoUsd, Outcome, PerMillion, Principal, Rates, ReplicaId, RequestId, Revision,
-    TokenPrice, Tokens, UsageEvent, UsageKind,
+    Clock, ManualClock, NanoUsd, PerMillion, Principal, Rates, RequestId, Revision, TokenPrice, UsageKind,
 };
 
 pub(crate) fn clock() -> Arc<dyn Clock> {
@@ -45,22 +44,7 @@ pub(crate) fn price(input: u64, cached: u64, output: u64) -> TokenPrice {
     }
 }
 
-pub(crate) fn event(workspace: &str, cost: u64) -> UsageEvent {
-    UsageEvent {
-        schema_version: UsageEvent::SCHEMA,
-        event_id: RequestId::new().into(),
-        workspace_id: workspace.parse().unwrap(),
-        principal: Principal::Key("k1".parse().unwrap()),
-        replica: ReplicaId::generate(),
-        revision: Revision { epoch: 1, number: 7 },
-        kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },
-        outcome: Outcome::Ok,
-        started_at: "2026-01-02T03:04:05Z".parse().unwrap(),
-        duration_ms: 12,
-        tokens: Tokens::default(),
-        estimated: false,
-        overrun: false,
-        reserved: NanoUsd::ZERO,
-        cost: NanoUsd::new(cost).into(),
-    }
+/// Nothing is limited, and nothing set aside.
+pub(crate) fn free() -> Terms {
+    Terms::default()
 }

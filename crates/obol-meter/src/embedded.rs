@@ -1,0 +1,303 @@
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use obol_model::{
+    Clock, EventId, EventPart, NanoUsd, Outcome, RequestId, SignedNanoUsd, UsageEvent, WorkspaceId,
+};
+use parking_lot::Mutex;
+
+use crate::ledger::{
+    Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Open, Rate, Reservation, Standing,
+};
+use crate::windows::{MINUTE, Windows, minute};
+
+/// A ledger in memory, for a single process: state and events end with it, and only the newest events are kept.
+#[derive(Debug)]
+pub struct EmbeddedLedger {
+    clock: Arc<dyn Clock>,
+    capacity: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    accounts: BTreeMap<WorkspaceId, Account>,
+    events: VecDeque<UsageEvent>,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    counters: BTreeMap<String, Spent>,
+    under_way: HashMap<String, u64>,
+    /// By whom and in which minute.
+    rates: HashMap<(String, i64), (u64, u64)>,
+    calls: HashMap<RequestId, Call>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Spent {
+    settled: i64,
+    reserved: i64,
+}
+
+#[derive(Debug)]
+enum Call {
+    Open {
+        reservation: Box<Reservation>,
+        counters: Vec<String>,
+        minute: i64,
+        due: i64,
+        at: i64,
+        event: Box<UsageEvent>,
+    },
+    Orphaned {
+        amount: i64,
+    },
+    Closed,
+}
+
+impl EmbeddedLedger {
+    /// Keeps the newest `capacity` events of all workspaces together; older ones are forgotten.
+    pub fn new(clock: Arc<dyn Clock>, capacity: usize) -> Self {
+        Self { clock, capacity, state: Mutex::default() }
+    }
+
+    /// The events that are kept, oldest first.
+    pub fn events(&self) -> Vec<UsageEvent> {
+        self.state.lock().events.iter().cloned().collect()
+    }
+
+    fn write(&self, state: &mut State, event: UsageEvent) {
+        state.events.push_back(event);
+        let excess = state.events.len().saturating_sub(self.capacity);
+        state.events.drain(..excess);
+    }
+
+    fn now(&self) -> i64 {
+        self.clock.now().as_millisecond()
+    }
+}
+
+impl Account {
+    fn book(&mut self, counters: &[String], by: i64) {
+        for counter in counters {
+            self.counters.entry(counter.clone()).or_default().settled += by;
+        }
+    }
+
+    /// What was set aside, and the place among those under way; without tokens the call was never made.
+    fn release(&mut self, reservation: &Reservation, counters: &[String], minute: i64, tokens: Option<u64>) {
+        for counter in counters {
+            self.counters.entry(counter.clone()).or_default().reserved -= nanos(reservation.amount);
+        }
+        let who = reservation.principal.to_string();
+        if let Some(count) = self.under_way.get_mut(&who) {
+            *count = count.saturating_sub(1);
+        }
+        if let Some((requests, used)) = self.rates.get_mut(&(who, minute)) {
+            *requests = requests.saturating_sub(u64::from(tokens.is_none()));
+            *used = used.saturating_add(tokens.unwrap_or(0)).saturating_sub(reservation.tokens);
+        }
+    }
+}
+
+fn nanos(amount: NanoUsd) -> i64 {
+    SignedNanoUsd::from(amount).nanos()
+}
+
+fn ms(n: i64) -> Duration {
+    Duration::from_millis(u64::try_from(n).unwrap_or_default())
+}
+
+#[async_trait]
+impl Ledger for EmbeddedLedger {
+    async fn reserve(&self, reservation: &Reservation, event: &UsageEvent) -> Result<Admission, Denied> {
+        let now = self.now();
+        let mut state = self.state.lock();
+        let account = state.accounts.entry(reservation.workspace_id.clone()).or_default();
+        let this = minute(self.clock.now());
+        let reset = ms(this + MINUTE - now);
+        let Reservation { limits, tokens, amount, principal, .. } = reservation;
+        let windows = vec![1; reservation.lines.len() + 1];
+        match account.calls.get(&reservation.request_id) {
+            Some(Call::Open { .. }) => {
+                return Ok(Admission { windows, standing: Standing { reset, ..Standing::default() } });
+            }
+            Some(Call::Orphaned { .. } | Call::Closed) => return Err(LedgerError::Closed.into()),
+            None => {}
+        }
+        let who = principal.to_string();
+        let under_way = account.under_way.get(&who).copied().unwrap_or_default();
+        if limits.concurrency.is_some_and(|most| under_way >= most) {
+            return Err(Denied::Concurrency);
+        }
+        account.rates.retain(|(_, at), _| *at >= this - MINUTE);
+        let (requests, used) = account.rates.get(&(who.clone(), this)).copied().unwrap_or_default();
+        let requests_left = limits.requests_per_minute.map(|most| most.saturating_sub(requests));
+        if requests_left == Some(0) {
+            return Err(Denied::Rate { what: Rate::Requests, left: 0, reset });
+        }
+        let tokens_left = limits.tokens_per_minute.map(|most| most.saturating_sub(used));
+        if let Some(left) = tokens_left.filter(|left| left < tokens) {
+            return Err(Denied::Rate { what: Rate::Tokens, left, reset });
+        }
+        let mut counters = Vec::with_capacity(reservation.lines.len());
+        for line in &reservation.lines {
+            let windows = Windows::around(line.window, self.clock.now());
+            let [_, current, _] = &windows.names;
+            let counter = format!("{}:{current}", line.counter.as_str());
+            let spent = account.counters.get(&counter).copied().unwrap_or_default();
+            let left = nanos(line.limit) - spent.settled - spent.reserved;
+            if nanos(*amount) > left {
+                return Err(Denied::Budget {
+                    name: line.name.clone(),
+                    left: NanoUsd::new(u64::try_from(left).unwrap_or_default()),
+                    reset: windows.bounds.map(|[_, _, next, _]| ms(next - now)),
+                });
+            }
+            counters.push(counter);
+        }
+        for counter in &counters {
+            account.counters.entry(counter.clone()).or_default().reserved += nanos(*amount);
+        }
+        *account.under_way.entry(who.clone()).or_default() += 1;
+        let rate = account.rates.entry((who, this)).or_default();
+        *rate = (rate.0.saturating_add(1), rate.1.saturating_add(*tokens));
+        let due = now.saturating_add(i64::try_from(reservation.life.as_millis()).unwrap_or(i64::MAX));
+        let call = Call::Open {
+            reservation: Box::new(reservation.clone()),
+            counters,
+            minute: this,
+            due,
+            at: now,
+            event: Box::new(event.clone()),
+        };
+        account.calls.insert(reservation.request_id, call);
+        let standing = Standing {
+            requests_left: requests_left.map(|left| left - 1),
+            tokens_left: tokens_left.map(|left| left - tokens),
+            reset,
+        };
+        Ok(Admission { windows, standing })
+    }
+
+    async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {
+        let mut state = self.state.lock();
+        for Closing { reservation, settled } in closings {
+            let id = reservation.request_id;
+            let account = state.accounts.entry(reservation.workspace_id.clone()).or_default();
+            let before = account.calls.insert(id, Call::Closed);
+            let event = match (before, settled) {
+                (Some(Call::Open { reservation, counters, minute, .. }), settled) => {
+                    let tokens = settled
+                        .as_ref()
+                        .map(|s| s.event.tokens.prompt().saturating_add(s.event.tokens.completion()));
+                    account.release(&reservation, &counters, minute, tokens);
+                    settled.as_ref().map(|settled| {
+                        account.book(&counters, settled.event.cost.nanos());
+                        settled.event.clone()
+                    })
+                }
+                (Some(Call::Orphaned { amount }), Some(settled)) => {
+                    let by = SignedNanoUsd::new(settled.event.cost.nanos() - amount);
+                    let lines = reservation.lines.iter().map(|line| {
+                        let [_, current, _] = Windows::around(line.window, reservation.asked_at).names;
+                        format!("{}:{current}", line.counter.as_str())
+                    });
+                    account.book(&lines.collect::<Vec<_>>(), by.nanos());
+                    let event_id = EventId { part: EventPart::Correction, ..settled.event.event_id };
+                    Some(UsageEvent { event_id, cost: by, ..settled.event.clone() })
+                }
+                (None, Some(settled)) => Some(settled.event.clone()),
+                (Some(Call::Closed), _) | (Some(Call::Orphaned { .. }) | None, None) => None,
+            };
+            if let Some(event) = event {
+                self.write(&mut state, event);
+            }
+        }
+        // Nobody else can repeat a flight here, so what is closed need not be known for long.
+        for account in state.accounts.values_mut() {
+            if account.calls.len() > self.capacity {
+                account.calls.retain(|_, call| matches!(call, Call::Open { .. }));
+            }
+        }
+        Ok(())
+    }
+
+    async fn workspaces(&self) -> Result<Vec<WorkspaceId>, LedgerError> {
+        Ok(self.state.lock().accounts.keys().cloned().collect())
+    }
+
+    async fn open(
+        &self,
+        workspace_id: &WorkspaceId,
+        young: Duration,
+        limit: usize,
+    ) -> Result<Vec<Open>, LedgerError> {
+        let now = self.now();
+        let state = self.state.lock();
+        let calls = state.accounts.get(workspace_id).map(|account| &account.calls);
+        let young = i64::try_from(young.as_millis()).unwrap_or(i64::MAX);
+        let mut found: Vec<(i64, Open)> = calls
+            .into_iter()
+            .flatten()
+            .filter_map(|(id, call)| match call {
+                Call::Open { reservation, due, at, .. } if *due <= now || at.saturating_add(young) <= now => {
+                    let owner = reservation.owner.clone();
+                    Some((*due, Open { owner, request_id: *id, overdue: *due <= now }))
+                }
+                Call::Open { .. } | Call::Orphaned { .. } | Call::Closed => None,
+            })
+            .collect();
+        found.sort_by_key(|(due, _)| *due);
+        Ok(found.into_iter().take(limit).map(|(_, open)| open).collect())
+    }
+
+    async fn orphan(&self, workspace_id: &WorkspaceId, orphans: &[Open]) -> Result<usize, LedgerError> {
+        let mut state = self.state.lock();
+        let mut events = Vec::new();
+        if let Some(account) = state.accounts.get_mut(workspace_id) {
+            for orphan in orphans {
+                let Some(call) = account.calls.remove(&orphan.request_id) else { continue };
+                let Call::Open { reservation, counters, minute, event, .. } = call else {
+                    account.calls.insert(orphan.request_id, call);
+                    continue;
+                };
+                let amount = nanos(reservation.amount);
+                account.release(&reservation, &counters, minute, Some(reservation.tokens));
+                account.book(&counters, amount);
+                account.calls.insert(orphan.request_id, Call::Orphaned { amount });
+                let cost = reservation.amount.into();
+                events.push(UsageEvent { outcome: Outcome::Orphaned, cost, ..*event });
+            }
+        }
+        let booked = events.len();
+        for event in events {
+            self.write(&mut state, event);
+        }
+        Ok(booked)
+    }
+
+    async fn audit(&self, workspace_id: &WorkspaceId) -> Result<Vec<Audited>, LedgerError> {
+        let state = self.state.lock();
+        let Some(account) = state.accounts.get(workspace_id) else { return Ok(Vec::new()) };
+        let open = |name: &String| {
+            let calls = account.calls.values().filter_map(|call| match call {
+                Call::Open { reservation, counters, .. } if counters.contains(name) => {
+                    Some(nanos(reservation.amount))
+                }
+                Call::Open { .. } | Call::Orphaned { .. } | Call::Closed => None,
+            });
+            calls.sum()
+        };
+        let audited = account.counters.iter().map(|(name, spent)| Audited {
+            counter: name.clone(),
+            settled: spent.settled,
+            reserved: spent.reserved,
+            open: open(name),
+        });
+        Ok(audited.collect())
+    }
+}

@@ -1,0 +1,444 @@
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use obol_model::{EventId, EventPart, NanoUsd, RequestId, UsageEvent, WorkspaceId};
+use obol_redis::{Redis, RedisError, Script, ScriptCall};
+use parking_lot::Mutex;
+
+use crate::ledger::{
+    Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Line, Open, Rate, Reservation,
+    Settled, Standing,
+};
+use crate::windows::{MINUTE, Windows, minute};
+
+/// About as many events as the stream of a workspace keeps: some 400 MB of Redis memory in the worst case, and more than a
+/// day without a consumer at ten calls a second.
+const MAX_LEN: usize = 1_000_000;
+/// For how long it is known that a call was closed, so that a flight that is repeated closes nothing twice.
+const CLOSED: Duration = Duration::from_mins(15);
+/// The same for one that was booked as orphaned and may still be corrected.
+const ORPHANED: Duration = Duration::from_hours(24);
+/// The workspaces that have a ledger, for those who sweep. It lies in a slot of its own, so it is only ever a hint.
+const INDEX: &str = "ledger:workspaces";
+/// The most counters of one workspace that an audit reads.
+const MOST_COUNTERS: usize = 100_000;
+
+/// Counters, reservations and usage events in the Redis that all replicas share (DESIGN §5): all of a workspace's in one
+/// slot, changed by one script at a time.
+///
+/// The streams `usage:{WS}` hold one entry per event, with the event as JSON in the field `event`. They are bounded:
+/// beyond their length the oldest entries are trimmed, read or not, so consumers must not stay away for longer than it
+/// takes to fill them.
+#[derive(Debug)]
+pub struct RedisLedger {
+    redis: Redis,
+    reserve: Script,
+    close: Script,
+    max_len: usize,
+    /// Those of which the index knows.
+    indexed: Mutex<HashSet<WorkspaceId>>,
+    /// Instead of Redis's clock.
+    now: Option<fn() -> Timestamp>,
+}
+
+impl RedisLedger {
+    /// The ledger in this Redis.
+    pub fn new(redis: Redis) -> Self {
+        Self {
+            redis,
+            reserve: Script::new("ledger_reserve_v1", include_str!("scripts/ledger_reserve_v1.lua")),
+            close: Script::new("ledger_close_v1", include_str!("scripts/ledger_close_v1.lua")),
+            max_len: MAX_LEN,
+            indexed: Mutex::default(),
+            now: None,
+        }
+    }
+
+    /// Keeps at least `max_len` events per workspace, and not many more.
+    #[must_use]
+    pub fn with_max_len(self, max_len: usize) -> Self {
+        Self { max_len, ..self }
+    }
+
+    /// Takes this for the clock of Redis, for tests of what happens between two windows.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_clock(self, now: fn() -> Timestamp) -> Self {
+        Self { now: Some(now), ..self }
+    }
+
+    /// A cold extra flight, once for each workspace and process.
+    async fn index(&self, workspace_id: &WorkspaceId) -> Result<(), LedgerError> {
+        if self.indexed.lock().contains(workspace_id) {
+            return Ok(());
+        }
+        let add = redis::cmd("SADD").arg(INDEX).arg(workspace_id.as_str()).to_owned();
+        self.redis.query::<()>(&add).await.map_err(unavailable)?;
+        self.indexed.lock().insert(workspace_id.clone());
+        Ok(())
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is what maps errors")]
+fn unavailable(e: RedisError) -> LedgerError {
+    LedgerError::Unavailable(e.to_string())
+}
+
+/// Where a workspace's ledger stands. The braces are literal: a hash tag.
+struct Keys<'a>(&'a WorkspaceId);
+
+impl Keys<'_> {
+    fn meta(&self) -> String {
+        format!("ledger:{{{}}}:meta", self.0)
+    }
+
+    fn reservation(&self, id: RequestId) -> String {
+        format!("ledger:{{{}}}:r:{}", self.0, id.as_uuid())
+    }
+
+    fn open(&self) -> String {
+        format!("ledger:{{{}}}:open", self.0)
+    }
+
+    fn under_way(&self) -> String {
+        format!("ledger:{{{}}}:under-way", self.0)
+    }
+
+    fn usage(&self) -> String {
+        format!("usage:{{{}}}", self.0)
+    }
+
+    /// In the previous, this and the next minute.
+    fn rates(&self, reservation: &Reservation) -> [String; 3] {
+        let this = minute(reservation.asked_at);
+        [this - MINUTE, this, this + MINUTE]
+            .map(|at| format!("ledger:{{{}}}:rate:{}:{}", self.0, reservation.principal, at / MINUTE))
+    }
+
+    /// In the previous, current and next window.
+    fn counters(&self, line: &Line, windows: &Windows) -> [String; 3] {
+        windows.names.each_ref().map(|name| format!("{}{}:{name}", self.counter(), line.counter.as_str()))
+    }
+
+    /// What all counters begin with.
+    fn counter(&self) -> String {
+        format!("ledger:{{{}}}:c:", self.0)
+    }
+}
+
+fn member(reservation: &Reservation) -> String {
+    format!("{} {}", reservation.owner, reservation.request_id.as_uuid())
+}
+
+/// All but its cost, which a script writes: the last member.
+fn head(event: &UsageEvent) -> Result<Vec<u8>, LedgerError> {
+    let free = UsageEvent { cost: NanoUsd::ZERO.into(), ..event.clone() };
+    let mut json = serde_json::to_vec(&free).map_err(|e| LedgerError::Unavailable(e.to_string()))?;
+    let end = b"0}";
+    if !json.ends_with(end) {
+        return Err(LedgerError::Unavailable("an event does not end with its cost".to_owned()));
+    }
+    json.truncate(json.len() - end.len());
+    Ok(json)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "numbers are values")]
+fn number(n: impl ToString) -> Vec<u8> {
+    n.to_string().into_bytes()
+}
+
+fn maybe(n: Option<u64>) -> Vec<u8> {
+    n.map(number).unwrap_or_default()
+}
+
+fn millis(text: &str) -> Option<Duration> {
+    text.parse().ok().map(Duration::from_millis)
+}
+
+/// The answers of `ledger_reserve_v1`.
+fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, Denied> {
+    let text: Vec<&str> = answer.iter().map(String::as_str).collect();
+    let strange = || Denied::Ledger(LedgerError::Unavailable(format!("it answered {answer:?}")));
+    match *text.as_slice() {
+        ["ok", windows, requests, tokens, reset] => Ok(Admission {
+            windows: windows.bytes().map(|digit| digit.saturating_sub(b'0')).collect(),
+            standing: Standing {
+                requests_left: requests.parse().ok(),
+                tokens_left: tokens.parse().ok(),
+                reset: millis(reset).unwrap_or_default(),
+            },
+        }),
+        ["budget", position, left, reset] => {
+            let line = position.parse::<usize>().ok().and_then(|at| reservation.lines.get(at));
+            Err(Denied::Budget {
+                name: line.ok_or_else(strange)?.name.clone(),
+                left: NanoUsd::new(left.parse().map_err(|_| strange())?),
+                reset: millis(reset),
+            })
+        }
+        ["rate", what, left, reset] => Err(Denied::Rate {
+            what: if what == "requests" { Rate::Requests } else { Rate::Tokens },
+            left: left.parse().map_err(|_| strange())?,
+            reset: millis(reset).ok_or_else(strange)?,
+        }),
+        ["busy"] => Err(Denied::Concurrency),
+        ["lost"] => Err(LedgerError::Lost.into()),
+        ["clock"] => Err(LedgerError::Clock.into()),
+        ["closed"] => Err(LedgerError::Closed.into()),
+        _ => Err(strange()),
+    }
+}
+
+impl RedisLedger {
+    /// A call of `ledger_close_v1`.
+    fn closing(&self, closing: &Closing) -> Result<ScriptCall, LedgerError> {
+        let Closing { reservation, settled } = closing;
+        let keys = Keys(&reservation.workspace_id);
+        let mut call = ScriptCall {
+            keys: vec![keys.reservation(reservation.request_id), keys.open(), keys.under_way(), keys.usage()],
+            args: vec![member(reservation).into_bytes()],
+        };
+        let lines = reservation.lines.iter().map(|line| {
+            let windows = Windows::around(line.window, reservation.asked_at);
+            (keys.counters(line, &windows), windows)
+        });
+        let Some(Settled { admission, event }) = settled else {
+            call.args.extend([b"void".to_vec(), b"0".to_vec(), b"0".to_vec(), vec![], vec![]]);
+            self.life(&mut call);
+            call.keys.extend(keys.rates(reservation));
+            call.keys.extend(lines.flat_map(|(counters, _)| counters));
+            return Ok(call);
+        };
+        let correction = EventId { part: EventPart::Correction, ..event.event_id };
+        let correction = UsageEvent { event_id: correction, ..event.clone() };
+        let tokens = event.tokens.prompt().saturating_add(event.tokens.completion());
+        call.args.extend([b"settle".to_vec(), number(event.cost.nanos()), number(tokens)]);
+        call.args.extend([head(event)?, head(&correction)?]);
+        self.life(&mut call);
+        let mut chosen = admission.windows.iter().map(|digit| usize::from(*digit));
+        let mut choose =
+            |of: [String; 3]| chosen.next().and_then(|at| of.into_iter().nth(at)).unwrap_or_default();
+        call.keys.push(choose(keys.rates(reservation)));
+        for (counters, windows) in lines {
+            call.keys.push(choose(counters));
+            let last =
+                windows.bounds.map(|[.., end]| end - reservation.asked_at.as_millisecond() + windows.keep);
+            call.args.push(last.map(number).unwrap_or_default());
+        }
+        Ok(call)
+    }
+
+    fn life(&self, call: &mut ScriptCall) {
+        call.args.extend([number(CLOSED.as_millis()), number(ORPHANED.as_millis()), number(self.max_len)]);
+    }
+}
+
+#[async_trait]
+impl Ledger for RedisLedger {
+    async fn reserve(&self, reservation: &Reservation, event: &UsageEvent) -> Result<Admission, Denied> {
+        self.index(&reservation.workspace_id).await?;
+        let keys = Keys(&reservation.workspace_id);
+        let mut names =
+            vec![keys.meta(), keys.reservation(reservation.request_id), keys.open(), keys.under_way()];
+        names.extend(keys.rates(reservation));
+        let Reservation { lines, limits, amount, tokens, asked_at, life, .. } = reservation;
+        let mut args = vec![
+            member(reservation).into_bytes(),
+            self.now.map(|now| number(now().as_millisecond())).unwrap_or_default(),
+            number(life.as_millis()),
+            number(&reservation.principal),
+            maybe(limits.concurrency),
+            maybe(limits.requests_per_minute),
+            maybe(limits.tokens_per_minute),
+            number(tokens),
+            number(minute(*asked_at)),
+            number(amount.nanos()),
+            head(event)?,
+        ];
+        for line in lines {
+            let windows = Windows::around(line.window, *asked_at);
+            names.extend(keys.counters(line, &windows));
+            args.push(number(line.limit.nanos()));
+            match windows.bounds {
+                Some(bounds) => args.extend(bounds.map(number)),
+                None => args.extend([const { Vec::new() }; 4]),
+            }
+            args.push(number(windows.keep));
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+        let answer: Vec<String> = self.redis.run(&self.reserve, &names, &args).await.map_err(unavailable)?;
+        admission(reservation, &answer)
+    }
+
+    async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {
+        let unavailable = |reason: String| CloseError::Unavailable { reason };
+        let calls: Result<Vec<ScriptCall>, LedgerError> =
+            closings.iter().map(|closing| self.closing(closing)).collect();
+        let calls = calls.map_err(|e| unavailable(e.to_string()))?;
+        let answers = self.redis.run_many::<String>(&self.close, &calls).await;
+        let answers = answers.map_err(|e| unavailable(e.to_string()))?;
+        let (mut refused, mut first) = (Vec::new(), None);
+        for (position, (answer, closing)) in answers.into_iter().zip(closings).enumerate() {
+            match answer.as_deref() {
+                Ok("lost") => {
+                    let id = closing.reservation.request_id;
+                    tracing::warn!(request_id = %id, "reservation was lost, its call was settled without it");
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    first.get_or_insert_with(|| why.to_string());
+                    refused.push(position);
+                }
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(reason) => Err(CloseError::Refused { refused, reason }),
+        }
+    }
+
+    async fn workspaces(&self) -> Result<Vec<WorkspaceId>, LedgerError> {
+        let mut pipe = redis::Pipeline::with_capacity(2);
+        let mine: Vec<WorkspaceId> = self.indexed.lock().iter().cloned().collect();
+        if !mine.is_empty() {
+            // Redis may have lost it.
+            let mine: Vec<&str> = mine.iter().map(WorkspaceId::as_str).collect();
+            pipe.cmd("SADD").arg(INDEX).arg(mine).ignore();
+        }
+        pipe.cmd("SMEMBERS").arg(INDEX);
+        let (found,): (Vec<String>,) = self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+        Ok(found.iter().filter_map(|id| id.parse().ok()).collect())
+    }
+
+    async fn open(
+        &self,
+        workspace_id: &WorkspaceId,
+        young: Duration,
+        limit: usize,
+    ) -> Result<Vec<Open>, LedgerError> {
+        let keys = Keys(workspace_id);
+        let mut pipe = redis::Pipeline::with_capacity(2);
+        let end = limit.saturating_sub(1);
+        pipe.cmd("TIME").cmd("ZRANGE").arg(keys.open()).arg(0).arg(end).arg("WITHSCORES");
+        let ((seconds, micros), found): ((u64, u64), Vec<(String, f64)>) =
+            self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+        let now = seconds.saturating_mul(1000).saturating_add(micros / 1000);
+        let parsed: Vec<(Open, String)> = found
+            .into_iter()
+            .filter_map(|(member, due)| {
+                let (owner, id) = member.split_once(' ')?;
+                let request_id = RequestId::from_uuid(id)?;
+                #[expect(clippy::cast_precision_loss, reason = "ms since the epoch are far below 2^52")]
+                let overdue = due <= now as f64;
+                Some((Open { owner: owner.parse().ok()?, request_id, overdue }, member))
+            })
+            .collect();
+        if parsed.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = redis::Pipeline::with_capacity(parsed.len());
+        for (open, _) in &parsed {
+            pipe.cmd("HGET").arg(keys.reservation(open.request_id)).arg("at");
+        }
+        let ages: Vec<Option<u64>> = self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+        let young = u64::try_from(young.as_millis()).unwrap_or(u64::MAX);
+        let old = |at: Option<u64>| at.is_none_or(|at| at.saturating_add(young) <= now);
+        let found = parsed.into_iter().zip(ages);
+        Ok(found.filter(|((open, _), at)| open.overdue || old(*at)).map(|((open, _), _)| open).collect())
+    }
+
+    async fn orphan(&self, workspace_id: &WorkspaceId, orphans: &[Open]) -> Result<usize, LedgerError> {
+        let keys = Keys(workspace_id);
+        let mut pipe = redis::Pipeline::with_capacity(orphans.len());
+        for orphan in orphans {
+            pipe.cmd("HMGET").arg(keys.reservation(orphan.request_id)).arg("rate").arg("counters");
+        }
+        if orphans.is_empty() {
+            return Ok(0);
+        }
+        let found: Vec<(Option<String>, Option<String>)> =
+            self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+        let calls = orphans.iter().zip(found).map(|(orphan, (rate, counters))| {
+            // Without a reservation there is only its place among the open ones to be taken away.
+            let counters: Vec<String> =
+                counters.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+            let mut call = ScriptCall {
+                keys: vec![
+                    keys.reservation(orphan.request_id),
+                    keys.open(),
+                    keys.under_way(),
+                    keys.usage(),
+                    rate.unwrap_or_else(|| keys.meta()),
+                ],
+                args: vec![
+                    format!("{} {}", orphan.owner, orphan.request_id.as_uuid()).into_bytes(),
+                    b"orphan".to_vec(),
+                    b"0".to_vec(),
+                    b"0".to_vec(),
+                    vec![],
+                    vec![],
+                ],
+            };
+            self.life(&mut call);
+            call.args.extend(counters.iter().map(|_| Vec::new()));
+            call.keys.extend(counters);
+            call
+        });
+        let calls: Vec<ScriptCall> = calls.collect();
+        let answers = self.redis.run_many::<String>(&self.close, &calls).await.map_err(unavailable)?;
+        let mut booked = 0;
+        for answer in answers {
+            match answer {
+                Ok(done) => booked += usize::from(done == "orphaned"),
+                Err(e) => return Err(unavailable(e)),
+            }
+        }
+        Ok(booked)
+    }
+
+    async fn audit(&self, workspace_id: &WorkspaceId) -> Result<Vec<Audited>, LedgerError> {
+        let keys = Keys(workspace_id);
+        let prefix = keys.counter();
+        // What of a key is special in a pattern stands behind the prefix only.
+        let mut names = self.redis.scan(&format!("{prefix}*"), MOST_COUNTERS).await.map_err(unavailable)?;
+        names.sort();
+        let mut pipe = redis::Pipeline::with_capacity(names.len() + 1);
+        pipe.cmd("ZRANGE").arg(keys.open()).arg(0).arg(-1);
+        for name in &names {
+            pipe.cmd("HMGET").arg(name).arg("settled").arg("reserved");
+        }
+        let mut answers: Vec<Vec<Option<String>>> = self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+        let members = if answers.is_empty() { Vec::new() } else { answers.remove(0) };
+        let mut pipe = redis::Pipeline::with_capacity(members.len());
+        for member in members.iter().flatten() {
+            let id = member.split_once(' ').and_then(|(_, id)| RequestId::from_uuid(id));
+            let Some(id) = id else { continue };
+            pipe.cmd("HMGET").arg(keys.reservation(id)).arg("amount").arg("counters");
+        }
+        let mut open: HashMap<String, i64> = HashMap::new();
+        if !pipe.is_empty() {
+            let found: Vec<(Option<i64>, Option<String>)> =
+                self.redis.pipeline(&pipe).await.map_err(unavailable)?;
+            for (amount, counters) in found {
+                let counters: Vec<String> =
+                    counters.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+                for counter in counters {
+                    *open.entry(counter).or_default() += amount.unwrap_or_default();
+                }
+            }
+        }
+        let number = |text: Option<&Option<String>>| {
+            text.and_then(|text| text.as_ref()?.parse().ok()).unwrap_or_default()
+        };
+        let audited = names.into_iter().zip(answers).map(|(name, values)| Audited {
+            settled: number(values.first()),
+            reserved: number(values.get(1)),
+            open: open.get(&name).copied().unwrap_or_default(),
+            counter: name.strip_prefix(&prefix).unwrap_or(&name).to_owned(),
+        });
+        Ok(audited.collect())
+    }
+}

@@ -1,0 +1,87 @@
+-- Closes a reservation: the ledger moves and the usage event is written together, exactly once.
+--
+-- KEYS  1 the reservation, 2 open reservations, 3 calls under way, 4 the usage stream, 5 the counter of the rate,
+--       then the counter of each budget, in the windows that were chosen at admission. A call that never heard which
+--       were chosen is void, and names all that may be.
+-- ARGV  1 member of the open ones, 2 how: "settle", "orphan" (by whoever found it) or "void" (the call was never made),
+--       3 cost, 4 tokens, 5 the event and 6 the correction of an orphaned one, each up to its cost,
+--       7 how long in ms it is known that it was closed, 8 the same for an orphaned one, 9 the stream's length,
+--       then one for each counter: for how long it is kept if nobody knows it any more ('' for ever).
+-- Gives what was done: "settled", "orphaned", "voided", "corrected", "lost" (settled without its reservation),
+--       "closed" (before).
+local member, how, cost = ARGV[1], ARGV[2], ARGV[3]
+local found = redis.call('HMGET', KEYS[1], 'state', 'amount', 'tokens', 'who', 'event', 'rate', 'counters')
+local state, amount = found[1], found[2]
+
+-- The event comes first: should a key hold something foreign, the script ends before the ledger has moved.
+local function write(event, by)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event .. by .. '}')
+end
+local function mark(closed, ms, booked)
+  redis.call('DEL', KEYS[1])
+  redis.call('HSET', KEYS[1], 'state', closed, 'amount', booked)
+  redis.call('PEXPIRE', KEYS[1], ms)
+  redis.call('ZREM', KEYS[2], member)
+end
+local function book(by)
+  for i = 6, #KEYS do
+    redis.call('HINCRBY', KEYS[i], 'settled', by)
+    local keep = ARGV[9 + i - 5]
+    if keep ~= '' and redis.call('PTTL', KEYS[i]) == -1 then
+      redis.call('PEXPIRE', KEYS[i], keep)
+    end
+  end
+end
+-- What was set aside, and the place among those under way.
+local function release(tokens)
+  if amount ~= '0' then
+    for _, counter in ipairs(cjson.decode(found[7])) do
+      redis.call('HINCRBY', counter, 'reserved', '-' .. amount)
+    end
+  end
+  if redis.call('HINCRBY', KEYS[3], found[4], -1) <= 0 then
+    redis.call('HDEL', KEYS[3], found[4])
+  end
+  if redis.call('EXISTS', found[6]) == 1 then
+    redis.call('HINCRBY', found[6], 'tokens', string.format('%.0f', tokens - tonumber(found[3])))
+    if how == 'void' then
+      redis.call('HINCRBY', found[6], 'requests', -1)
+    end
+  end
+end
+
+if state == 'open' then
+  if how == 'void' then
+    mark('voided', ARGV[7], '0')
+    release(0)
+    return 'voided'
+  elseif how == 'orphan' then
+    write(found[5], amount)
+    mark('orphaned', ARGV[8], amount)
+    release(tonumber(found[3]))
+    book(amount)
+    return 'orphaned'
+  end
+  write(ARGV[5], cost)
+  mark('settled', ARGV[7], cost)
+  release(tonumber(ARGV[4]))
+  book(cost)
+  return 'settled'
+elseif state == 'orphaned' and how == 'settle' then
+  local by = string.format('%.0f', tonumber(cost) - tonumber(amount))
+  write(ARGV[6], by)
+  mark('settled', ARGV[7], cost)
+  book(by)
+  return 'corrected'
+elseif state or how == 'orphan' then
+  redis.call('ZREM', KEYS[2], member)
+  return 'closed'
+elseif how == 'void' then
+  -- The reservation may still be on its way.
+  mark('voided', ARGV[7], '0')
+  return 'voided'
+end
+write(ARGV[5], cost)
+mark('settled', ARGV[7], cost)
+book(cost)
+return 'lost'
