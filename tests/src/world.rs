@@ -1,5 +1,7 @@
 //! A small installation: one workspace, one scripted MCP server, one scripted model server.
 
+use std::path::{Path, PathBuf};
+
 use http::header::AUTHORIZATION;
 use obol_testkit::cluster::{Builder, Cluster};
 use obol_testkit::fake_llm::FakeLlm;
@@ -106,11 +108,32 @@ pub async fn chat(base_url: &str, key: &str, body: impl Into<reqwest::Body>) -> 
     Reply::of(request.header("content-type", "application/json").body(body)).await
 }
 
-/// The usage events of a workspace so far, oldest first.
+/// The usage events of a workspace so far, oldest first: those that control has collected, and those that wait for it.
 pub async fn usage(cluster: &Cluster, workspace: &str) -> Vec<Value> {
     type Entry = (String, Vec<(String, String)>);
     let stream = format!("usage:{{{workspace}}}");
     let entries: Vec<Entry> = cluster.any_redis().query(&["XRANGE", &stream, "-", "+"]).await;
     let fields = entries.into_iter().flat_map(|(_, fields)| fields);
-    fields.map(|(_, event)| serde_json::from_str(&event).expect("an event of JSON")).collect()
+    let waiting = fields.map(|(_, event)| serde_json::from_str::<Value>(&event).expect("an event of JSON"));
+    // After the stream: what has gone from there in between is here.
+    let mut events = collected(&cluster.state_dir().join("usage").join(workspace));
+    for event in waiting {
+        if events.iter().all(|known| known["event_id"] != event["event_id"]) {
+            events.push(event);
+        }
+    }
+    events
+}
+
+fn collected(dir: &Path) -> Vec<Value> {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> =
+        files.filter(|file| file.extension().is_some_and(|e| e == "jsonl")).collect();
+    files.retain(|file| !file.ends_with("rejects.jsonl"));
+    files.sort();
+    let texts = files.iter().map(|file| std::fs::read_to_string(file).expect("a file of events"));
+    // The last line may be in the middle of being written; then it is in the stream as well.
+    texts
+        .flat_map(|text| text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect::<Vec<_>>())
+        .collect()
 }

@@ -19,8 +19,8 @@ async fn counted() -> (RedisServer, CountingProxy, World) {
     (redis, proxy, world)
 }
 
-async fn settled(redis: &RedisServer, calls: usize) {
-    eventually(SOON, || async { redis.query::<usize>(&["XLEN", "usage:{acme}"]).await == calls }).await;
+async fn settled(world: &World, calls: usize) {
+    eventually(SOON, || async { world.usage().await.len() == calls }).await;
 }
 
 fn assert_one_flight(measured: &[Vec<Vec<String>>]) {
@@ -30,7 +30,7 @@ fn assert_one_flight(measured: &[Vec<Vec<String>>]) {
 
 #[tokio::test]
 async fn a_warm_tool_call_takes_one_flight() {
-    let (redis, proxy, world) = counted().await;
+    let (_redis, proxy, world) = counted().await;
     let client = world.connect().await;
     let mut measured = Vec::new();
     for number in 1..=TIMES + 3 {
@@ -48,7 +48,7 @@ async fn a_warm_tool_call_takes_one_flight() {
         };
         let (reply, flights) = tokio::join!(call, watch);
         reply.result();
-        settled(&redis, number).await;
+        settled(&world, number).await;
         if number > 3 {
             measured.push(flights);
         }
@@ -59,7 +59,7 @@ async fn a_warm_tool_call_takes_one_flight() {
 
 #[tokio::test]
 async fn a_warm_completion_takes_at_most_one_flight() {
-    let (redis, proxy, world) = counted().await;
+    let (_redis, proxy, world) = counted().await;
     world.llm.reply(Says::Stall);
     let mut measured = Vec::new();
     for number in 1..=TIMES + 3 {
@@ -75,7 +75,7 @@ async fn a_warm_completion_takes_at_most_one_flight() {
         };
         let (reply, flights) = tokio::join!(call, watch);
         assert_eq!(reply.status, 200, "{reply:?}");
-        settled(&redis, number).await;
+        settled(&world, number).await;
         if number > 3 {
             measured.push(flights);
         }

@@ -6,6 +6,7 @@ use obol_model::VirtualKey;
 use obol_testkit::eventually;
 use obol_testkit::fake_llm::Reply as Says;
 use obol_testkit::fake_mcp::Stall;
+use obol_testkit::redis_cluster::RedisCluster;
 use obol_tests::SOON;
 use obol_tests::client::{Mcp, Reply, http};
 use obol_tests::world::{World, chat};
@@ -42,17 +43,15 @@ async fn known(world: &World, key: &str) {
 
 /// Hundreds of callers with a key that nobody has used before, on four replicas, want what only seven can have: seven get
 /// it, at every moment settled and reserved stay within the limit, and what was not spent is there for the next.
-#[tokio::test]
-async fn a_budget_that_fits_seven_admits_seven_in_each_of_fifty_rounds() {
-    let world = World::with(4, WIDE, |builder| builder).await;
-    let worst = worst_case(&world).await;
+async fn seven_of_hundreds(world: &World, rounds: usize) {
+    let worst = worst_case(world).await;
     let limit = worst * i64::try_from(FITS).unwrap();
     let urls: Vec<String> = (0..4).map(|replica| world.cluster.public_url(replica)).collect();
     let client = http();
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let key = new_key(&world.cluster, &["--budget", &format!("total={}", usd(limit))]).await;
         let counter = format!("key:k-{}:total", &key.parse::<VirtualKey>().unwrap().hash().hex()[..12]);
-        known(&world, &key).await;
+        known(world, &key).await;
         world.llm.reply(Says::Stall);
         let before = world.llm.calls();
         let call = |n: usize| {
@@ -82,13 +81,26 @@ async fn a_budget_that_fits_seven_admits_seven_in_each_of_fifty_rounds() {
         eventually(SOON, || async { counters(&world.cluster).await[&counter].1 == 0 }).await;
     }
     let events = world.usage().await;
-    assert_eq!(events.len(), 1 + ROUNDS * FITS);
+    assert_eq!(events.len(), 1 + rounds * FITS);
     for (counter, (settled, reserved)) in counters(&world.cluster).await {
         assert_eq!(reserved, 0, "{counter}");
         if counter.starts_with("workspace") || counter.starts_with("model") {
             assert_eq!(settled, total(&events), "{counter}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_budget_that_fits_seven_admits_seven_in_each_of_fifty_rounds() {
+    let world = World::with(4, WIDE, |builder| builder).await;
+    seven_of_hundreds(&world, ROUNDS).await;
+}
+
+#[tokio::test]
+async fn a_budget_is_as_hard_on_a_cluster() {
+    let redis = RedisCluster::start().await;
+    let world = World::with(4, WIDE, |builder| builder.redis(redis)).await;
+    seven_of_hundreds(&world, ROUNDS / 5).await;
 }
 
 /// Each kind of limit, as callers of both surfaces are told.

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use futures::future::join_all;
+use futures::stream::{self, StreamExt as _};
 use obol_testkit::eventually;
-use obol_testkit::fake_llm::Reply as Says;
+use obol_testkit::fake_llm::{Raw, Reply as Says};
 use obol_testkit::fake_mcp::Stall;
 use obol_tests::SOON;
-use obol_tests::client::{Mcp, Reply, http, message};
+use obol_tests::client::{Events, Mcp, Reply, http, message};
 use obol_tests::world::World;
 use tokio::time::Instant;
 
@@ -81,4 +82,57 @@ async fn calls_of_a_killed_replica_are_booked_once_each_and_the_ledger_agrees() 
     world.llm.release();
     world.mcp.release();
     client.at(&cluster.public_url(1)).call("fake__echo", "{}").await.result();
+}
+
+/// C073: clients leave at every point of a stream; each call is one event, nothing stays set aside, and the provider is
+/// left at once.
+#[tokio::test]
+async fn streams_that_clients_leave_are_settled_once_each() {
+    const STREAMS: usize = 500;
+    const AT_ONCE: usize = 50;
+    const EVENTS: usize = 20;
+    let world = World::with(2, WIDE, |builder| builder).await;
+    let chunk = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"some words\"},\"finish_reason\":null}]}\n\n";
+    let raw =
+        (0..EVENTS).fold(Raw::events::<&str>([]), |raw, _| raw.then(chunk).wait(Duration::from_millis(1)));
+    world.llm.reply(Says::Raw(raw.wait_for_release()));
+    let client = http();
+    let leave = async |n: usize| {
+        let request = client
+            .post(format!("{}/v1/chat/completions", world.cluster.public_url(n % 2)))
+            .bearer_auth(&world.key)
+            .body(r#"{"model":"small","stream":true,"messages":[{"role":"user","content":"hi"}]}"#);
+        let read = n % (EVENTS + 1);
+        if read == 0 {
+            // Somewhere on the way.
+            let patience = Duration::from_micros((n * 37 % 5_000) as u64);
+            drop(tokio::time::timeout(patience, request.send()).await);
+            return;
+        }
+        let mut events = Events::of(request.send().await.unwrap());
+        for _ in 0..read {
+            assert!(events.next(SOON).await.is_some());
+        }
+    };
+    stream::iter(0..STREAMS).for_each_concurrent(AT_ONCE, leave).await;
+    let left = Instant::now();
+    eventually(SOON, || async { world.llm.left_early() == world.llm.calls() }).await;
+    println!("the provider was left {:?} after the last client had gone", left.elapsed());
+    eventually(SOON, || async {
+        let open: usize = world.cluster.redis().query(&["ZCARD", "ledger:{acme}:open"]).await;
+        open == 0
+    })
+    .await;
+    let events = world.usage().await;
+    let ids: HashSet<String> = events.iter().map(|event| event["event_id"].to_string()).collect();
+    assert_eq!(ids.len(), events.len(), "none twice");
+    let called = usize::try_from(world.llm.calls()).unwrap();
+    assert!((called..=STREAMS).contains(&events.len()), "{} events of {called} calls", events.len());
+    assert!(called >= STREAMS - STREAMS / EVENTS, "{called}");
+    for (counter, spent) in counters(&world.cluster).await {
+        assert_eq!(spent, (total(&events), 0), "{counter}");
+    }
+    // As much as was relayed is due, by estimate.
+    assert!(events.iter().all(|event| event["outcome"] == "partial"), "{events:?}");
+    assert!(events.iter().filter(|event| event["estimated"] == true).count() >= called);
 }

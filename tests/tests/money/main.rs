@@ -36,9 +36,9 @@ async fn new_key(cluster: &Cluster, options: &[&str]) -> String {
 /// Settled and reserved of each counter of `acme`, in nano-USD.
 async fn counters(cluster: &Cluster) -> BTreeMap<String, (i64, i64)> {
     let mut found = BTreeMap::new();
-    for key in cluster.redis().keys("ledger:{acme}:c:*").await {
+    for key in cluster.any_redis().keys("ledger:{acme}:c:*").await {
         let (settled, reserved): (Option<i64>, Option<i64>) =
-            cluster.redis().query(&["HMGET", &key, "settled", "reserved"]).await;
+            cluster.any_redis().query(&["HMGET", &key, "settled", "reserved"]).await;
         let name = key.strip_prefix("ledger:{acme}:c:").unwrap().to_owned();
         found.insert(name, (settled.unwrap_or_default(), reserved.unwrap_or_default()));
     }
