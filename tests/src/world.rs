@@ -110,9 +110,16 @@ pub async fn chat(base_url: &str, key: &str, body: impl Into<reqwest::Body>) -> 
 
 /// The usage events of a workspace so far, oldest first: those that control has collected, and those that wait for it.
 pub async fn usage(cluster: &Cluster, workspace: &str) -> Vec<Value> {
-    type Entry = (String, Vec<(String, String)>);
     let stream = format!("usage:{{{workspace}}}");
-    let entries: Vec<Entry> = cluster.any_redis().query(&["XRANGE", &stream, "-", "+"]).await;
+    let waiting = cluster.any_redis().query(&["XRANGE", &stream, "-", "+"]).await;
+    with_collected(cluster, workspace, waiting)
+}
+
+/// An entry of a stream.
+pub type Entry = (String, Vec<(String, String)>);
+
+/// The usage events of a workspace so far, when this is what was just read from its stream.
+pub fn with_collected(cluster: &Cluster, workspace: &str, entries: Vec<Entry>) -> Vec<Value> {
     let fields = entries.into_iter().flat_map(|(_, fields)| fields);
     let waiting = fields.map(|(_, event)| serde_json::from_str::<Value>(&event).expect("an event of JSON"));
     // After the stream: what has gone from there in between is here.

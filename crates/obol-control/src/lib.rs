@@ -5,6 +5,7 @@
 //! * [`ControlStore`] is what control knows: revisions, keys and an audit, in Postgres or in a directory. It is the truth.
 //! * [`Control`] watches files and brings what they say into the store; and it makes Redis what the store says, whatever
 //!   happened to Redis. An invalid edit changes nothing: the old publication stays.
+//! * [`UsageCollector`] brings usage events from Redis into a [`UsageStore`], beside what control knows.
 //! * [`Operator`] is what the commands do: they change the store as well, beside a control that runs or without one.
 //!
 //! # When is content the same?
@@ -49,6 +50,7 @@ mod scan;
 mod sources;
 mod state;
 mod store;
+mod usage;
 
 pub use commit::CommitError;
 pub use compile::{
@@ -66,4 +68,8 @@ pub use scan::{Env, list as workspace_files};
 pub use store::{
     Action, AuditEntry, ControlStore, FileStore, Head, MemoryStore, NewRevision, Origin, PostgresStore,
     RevisionInfo, Stamp, StoreError,
+};
+pub use usage::{
+    EntryId, FileUsage, PostgresUsage, RejectedEntry, TakenEvent, UsageBatch, UsageBy, UsageCollector,
+    UsageQuery, UsageStore, UsageTotal,
 };

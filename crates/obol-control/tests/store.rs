@@ -326,7 +326,7 @@ async fn postgres_keeps_the_contract() {
     let (a, b) = tokio::join!(one.prepare(), two.prepare());
     a.unwrap();
     b.unwrap();
-    assert_eq!(postgres.sql("SELECT version FROM obol_schema"), "1");
+    assert_eq!(postgres.sql("SELECT version FROM obol_schema"), "1\n2");
     contract(&one).await;
     assert_eq!(two.identity().await.unwrap(), one.identity().await.unwrap());
     assert_eq!(
@@ -342,7 +342,7 @@ async fn postgres_keeps_the_contract() {
 
     postgres.sql("INSERT INTO obol_schema VALUES (7)");
     let why = two.prepare().await.unwrap_err();
-    assert!(matches!(why, StoreError::Newer { found: 7, known: 1, .. }), "{why}");
+    assert!(matches!(why, StoreError::Newer { found: 7, known: 2, .. }), "{why}");
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod usage;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,6 +9,8 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use obol_model::{KeyBudget, KeyId, ModelName, NanoUsd, Revision, Window, WorkspaceId};
+
+pub use self::usage::{AuditArgs, Format, SumArgs, UsageArgs, UsageCommand};
 
 /// One door between agents and everything that they call: an MCP and LLM gateway.
 #[derive(Debug, Parser)]
@@ -67,6 +71,9 @@ pub enum Command {
         #[command(subcommand)]
         command: KeyCommand,
     },
+    /// Sum what was called and what it cost, or audit the ledger.
+    #[command(after_help = usage::HELP)]
+    Usage(UsageArgs),
     /// For those who build Obol.
     #[command(hide = true)]
     Config {
@@ -578,17 +585,17 @@ mod tests {
             for reader in variable.used_by {
                 let mut command = Cli::command();
                 let command = command.find_subcommand_mut(reader.to_string()).unwrap();
+                let has = |command: &clap::Command| {
+                    command.get_arguments().any(|a| a.get_long() == option.strip_prefix("--"))
+                };
                 // `key` has its options one level below.
                 let command = match command.get_subcommands().next() {
-                    Some(below) => below.clone(),
-                    None => command.clone(),
+                    Some(below) if !has(command) => below.clone(),
+                    _ => command.clone(),
                 };
                 let help = command.clone().render_long_help().to_string();
                 assert!(help.contains(&format!("[env: {}]", variable.name)), "{option} of {reader}: {help}");
-                assert!(
-                    command.get_arguments().any(|a| a.get_long() == option.strip_prefix("--")),
-                    "{option}"
-                );
+                assert!(has(&command), "{option}");
             }
         }
     }

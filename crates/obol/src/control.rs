@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use obol_control::{ControlOptions, ControlStore, RedisPublisher, StoreError, SyncReport};
+use obol_control::{ControlOptions, ControlStore, RedisPublisher, StoreError, SyncReport, UsageCollector};
 use obol_drain::{Drain, DrainOptions};
-use obol_model::{Clock, SystemClock};
+use obol_model::{Clock, RequestId, SystemClock};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Control, Environment, StoreAt};
@@ -31,7 +31,7 @@ pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Re
     usable(&config.workspaces, &config.store)?;
     let redis = run::connect(&config.redis_url, config.redis_ca).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let store = store::open(&config.store)?;
+    let (store, usage) = (store::open(&config.store)?, store::open_usage(&config.store)?);
     let api = match config.listen.filter(|_| !once) {
         Some(listen) => control_api::bind(listen, config.service_jwt.as_ref(), &redis).await?,
         None => None,
@@ -47,6 +47,9 @@ pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Re
         store.prepare().await.map_err(Failure::runtime)?;
         return publish_once(&control).await;
     }
+    // A name that no other process has: what this one leaves behind is for others to claim.
+    let consumer = format!("control-{}", RequestId::new().as_uuid());
+    let collector = UsageCollector::new(redis.clone(), consumer, Arc::clone(&store), usage);
     let (drain, stop) = (Drain::new(), CancellationToken::new());
     let ready = async {
         prepare(&*store).await?;
@@ -63,14 +66,23 @@ pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Re
             return Ok(0);
         }
     }
-    let running = async { tokio::join!(control.run(stop.clone()), redis.keep(stop.clone())) };
+    let running = async {
+        // The connections are looked after for as long as anybody works with them.
+        let done = CancellationToken::new();
+        let working = async {
+            tokio::join!(control.run(stop.clone()), collector.run(stop.clone()));
+            done.cancel();
+        };
+        tokio::join!(working, redis.keep(done.clone()))
+    };
     tokio::pin!(running);
     tokio::select! {
         _ = &mut running => {}
         signal = signals.next() => {
             tracing::info!(signal, "stopping");
             stop.cancel();
-            // It ends at the next await; a change that is half sent is completed by the next process.
+            // It ends at the next await; a change that is half sent is completed by the next process. A batch of usage events
+            // is finished, within its deadlines.
             running.await;
         }
     }

@@ -21,13 +21,14 @@ mod run;
 mod service;
 mod signals;
 mod store;
+mod usage;
 mod workspace;
 
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::cli::{Cli, Command, ConfigCommand};
+use crate::cli::{Cli, Command, ConfigCommand, UsageArgs, UsageCommand};
 use crate::config::{Environment, Loaded, Logging, Problems, table};
 pub use crate::failure::Failure;
 
@@ -92,6 +93,19 @@ pub fn execute(cli: Cli, env: Environment) -> Result<u8, Failure> {
             let env = env.with_option(&table::STATE_DIR, args.state.dir.clone());
             match load(&env, Loaded::operator(&env, config::Subcommand::Publish), false, |c| &c.logging)? {
                 Some(config) => block_on(NonZeroUsize::new(1), publish::publish(config, args, env)),
+                None => Ok(0),
+            }
+        }
+        Command::Usage(UsageArgs { command: Some(UsageCommand::Audit(args)), .. }) => {
+            match load(&env, Loaded::usage_audit(&env), false, |c| &c.logging)? {
+                Some(config) => block_on(NonZeroUsize::new(1), usage::audit(config, args)),
+                None => Ok(0),
+            }
+        }
+        Command::Usage(UsageArgs { command: None, sums }) => {
+            let env = env.with_option(&table::STATE_DIR, sums.state.dir.clone());
+            match load(&env, Loaded::usage(&env), false, |c| &c.logging)? {
+                Some(config) => block_on(NonZeroUsize::new(1), usage::sums(config, sums)),
                 None => Ok(0),
             }
         }

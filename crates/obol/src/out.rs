@@ -53,10 +53,10 @@ pub fn one_line(text: &str) -> String {
 }
 
 /// Columns as wide as their widest cell; an empty cell is `-`, so that a row can be taken apart at its spaces.
-pub fn table<const N: usize>(rows: &[[String; N]]) -> String {
+pub fn table(rows: &[impl AsRef<[String]>]) -> String {
     let cell = |text: &String| if text.is_empty() { "-".to_owned() } else { text.clone() };
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(cell).collect()).collect();
-    let mut widths = vec![0; N];
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.as_ref().iter().map(cell).collect()).collect();
+    let mut widths = vec![0; rows.first().map_or(0, Vec::len)];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());

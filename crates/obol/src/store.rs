@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use nix::unistd::{Uid, User};
 use obol_control::{
-    ControlStore, Effect, FileStore, Operator, PostgresStore, PublishError, Publisher, RedisPublisher,
+    ControlStore, Effect, FileStore, FileUsage, Operator, PostgresStore, PostgresUsage, PublishError,
+    Publisher, RedisPublisher, UsageStore,
 };
 use obol_model::SystemClock;
 use obol_redis::Redis;
@@ -39,6 +40,26 @@ pub(crate) fn existing(at: &StoreAt) -> Result<Arc<dyn ControlStore>, Failure> {
         )));
     }
     open(at)
+}
+
+/// The usage events beside a store, not asked yet.
+///
+/// # Errors
+/// When the URL cannot be used.
+pub(crate) fn open_usage(at: &StoreAt) -> Result<Arc<dyn UsageStore>, Failure> {
+    Ok(match at {
+        StoreAt::Database(url) => Arc::new(PostgresUsage::new(url).map_err(Failure::runtime)?),
+        StoreAt::Directory(dir) => Arc::new(FileUsage::new(dir)),
+    })
+}
+
+/// As [`existing`], for the usage events beside it.
+///
+/// # Errors
+/// When it is not there.
+pub(crate) fn usage(at: &StoreAt) -> Result<Arc<dyn UsageStore>, Failure> {
+    existing(at)?;
+    open_usage(at)
 }
 
 /// Whoever runs this command, working on `store`.

@@ -6,7 +6,7 @@ use obol_testkit::fake_mcp::Stall;
 use obol_testkit::flights::CountingProxy;
 use obol_testkit::redis::RedisServer;
 use obol_tests::SOON;
-use obol_tests::world::World;
+use obol_tests::world::{World, with_collected};
 
 /// Measured so often: what a replica does of itself now and then may fall into one of them.
 const TIMES: usize = 5;
@@ -19,8 +19,12 @@ async fn counted() -> (RedisServer, CountingProxy, World) {
     (redis, proxy, world)
 }
 
-async fn settled(world: &World, calls: usize) {
-    eventually(SOON, || async { world.usage().await.len() == calls }).await;
+async fn settled(redis: &RedisServer, world: &World, calls: usize) {
+    let events = async || {
+        let waiting = redis.query(&["XRANGE", "usage:{acme}", "-", "+"]).await;
+        with_collected(&world.cluster, "acme", waiting).len()
+    };
+    eventually(SOON, async || events().await == calls).await;
 }
 
 fn assert_one_flight(measured: &[Vec<Vec<String>>]) {
@@ -30,7 +34,7 @@ fn assert_one_flight(measured: &[Vec<Vec<String>>]) {
 
 #[tokio::test]
 async fn a_warm_tool_call_takes_one_flight() {
-    let (_redis, proxy, world) = counted().await;
+    let (redis, proxy, world) = counted().await;
     let client = world.connect().await;
     let mut measured = Vec::new();
     for number in 1..=TIMES + 3 {
@@ -48,7 +52,7 @@ async fn a_warm_tool_call_takes_one_flight() {
         };
         let (reply, flights) = tokio::join!(call, watch);
         reply.result();
-        settled(&world, number).await;
+        settled(&redis, &world, number).await;
         if number > 3 {
             measured.push(flights);
         }
@@ -59,7 +63,7 @@ async fn a_warm_tool_call_takes_one_flight() {
 
 #[tokio::test]
 async fn a_warm_completion_takes_at_most_one_flight() {
-    let (_redis, proxy, world) = counted().await;
+    let (redis, proxy, world) = counted().await;
     world.llm.reply(Says::Stall);
     let mut measured = Vec::new();
     for number in 1..=TIMES + 3 {
@@ -75,7 +79,7 @@ async fn a_warm_completion_takes_at_most_one_flight() {
         };
         let (reply, flights) = tokio::join!(call, watch);
         assert_eq!(reply.status, 200, "{reply:?}");
-        settled(&world, number).await;
+        settled(&redis, &world, number).await;
         if number > 3 {
             measured.push(flights);
         }

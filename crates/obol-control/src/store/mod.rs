@@ -2,7 +2,7 @@
 
 mod file;
 mod memory;
-mod postgres;
+pub(crate) mod postgres;
 
 use std::path::PathBuf;
 

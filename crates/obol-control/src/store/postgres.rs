@@ -1,4 +1,4 @@
-mod link;
+pub(crate) mod link;
 mod tls;
 
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use super::{
 use crate::keys::{KeyChange, KeyRecord, LoadedKeys};
 
 /// Each brings the database from the form before it to the next. They are never edited, only added to.
-const MIGRATIONS: [&str; 1] = [include_str!("migrations/0001.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// Whoever migrates holds this advisory lock; the number is that of no other program, for all that is known.
 const MIGRATING: i64 = 0x6f62_6f6c_6d69_6772;

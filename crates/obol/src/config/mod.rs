@@ -9,6 +9,7 @@ mod problem;
 mod read;
 mod show;
 pub mod table;
+mod usage;
 mod value;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,7 @@ use self::read::Reader;
 use self::show::Source;
 pub use self::show::{Effective, reference};
 use self::table::{ALL, Shape, Variable};
+pub use self::usage::{Usage, UsageAudit};
 pub use self::value::{LogFormat, ServiceJwt};
 
 const PREFIX: &str = "OBOL_";
@@ -54,6 +56,10 @@ pub enum Subcommand {
     Publish,
     /// `obol workspace`
     Workspace,
+    /// `obol usage`
+    Usage,
+    /// `obol usage audit`
+    UsageAudit,
 }
 
 impl fmt::Display for Subcommand {
@@ -66,6 +72,8 @@ impl fmt::Display for Subcommand {
             Self::Key => "key",
             Self::Publish => "publish",
             Self::Workspace => "workspace",
+            Self::Usage => "usage",
+            Self::UsageAudit => "usage audit",
         })
     }
 }

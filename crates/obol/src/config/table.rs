@@ -3,7 +3,7 @@
 
 use obol_auth::oauth::Algorithms;
 
-use crate::config::Subcommand::{self, Check, Control, Dev, Key, Publish, Run, Workspace};
+use crate::config::Subcommand::{self, Check, Control, Dev, Key, Publish, Run, Usage, UsageAudit, Workspace};
 
 /// One environment variable.
 #[derive(Debug)]
@@ -229,9 +229,9 @@ macro_rules! variables {
 
 const GATEWAY: &[Subcommand] = &[Run, Dev];
 const SERVICES: &[Subcommand] = &[Run, Control, Dev];
-/// What changes control's store.
-const KEEPERS: &[Subcommand] = &[Control, Key, Publish, Workspace];
-const EVERY: &[Subcommand] = &[Run, Control, Dev, Check, Key, Publish, Workspace];
+/// What uses control's store.
+const KEEPERS: &[Subcommand] = &[Control, Key, Publish, Workspace, Usage];
+const EVERY: &[Subcommand] = &[Run, Control, Dev, Check, Key, Publish, Workspace, Usage, UsageAudit];
 
 variables! {
     /// Where clients connect: `/mcp` and `/v1`. Port 0 takes a free port, which is printed at start.
@@ -285,7 +285,7 @@ variables! {
         shape: Shape::RedisUrl,
         secrecy: Secrecy::UrlPassword,
         option: None,
-        used_by: &[Run, Control, Key, Publish, Workspace],
+        used_by: &[Run, Control, Key, Publish, Workspace, UsageAudit],
     }
 
     /// The authorities that the certificates of Redis (and of its sentinels) are checked with, for a `rediss` URL. Only
@@ -295,7 +295,7 @@ variables! {
         shape: Shape::CertificatesFile,
         secrecy: Secrecy::Open,
         option: None,
-        used_by: &[Run, Control, Key, Publish, Workspace],
+        used_by: &[Run, Control, Key, Publish, Workspace, UsageAudit],
     }
 
     /// The keys that protect upstream credentials inside publications: control seals with the first one, replicas open
@@ -318,8 +318,8 @@ variables! {
         used_by: &[Control],
     }
 
-    /// Where control keeps what has no file of its own, such as the hashes of virtual keys. It belongs to control
-    /// alone: keep it on a disk that outlives the process.
+    /// Where control keeps what has no file of its own, such as the hashes of virtual keys and usage events. It belongs to
+    /// control alone: keep it on a disk that outlives the process.
     STATE_DIR {
         default: Unset::Refused,
         shape: Shape::Directory,
@@ -328,7 +328,7 @@ variables! {
         used_by: KEEPERS,
     }
 
-    /// The Postgres database where control keeps keys, revisions and the audit of changes, in place of
+    /// The Postgres database where control keeps keys, revisions, the audit of changes and usage events, in place of
     /// `OBOL_STATE_DIR`, which is not looked at then. `obol control` makes its tables. Without `sslmode` in the URL a
     /// server on another machine is reached by TLS, with a certificate that the system's authorities vouch for.
     DATABASE_URL {

@@ -244,6 +244,8 @@ fn every_variable_of_a_command_is_read_and_shown() {
         (Subcommand::Key, Loaded::operator(&env, Subcommand::Key).unwrap().effective.to_string()),
         (Subcommand::Publish, Loaded::operator(&env, Subcommand::Publish).unwrap().effective.to_string()),
         (Subcommand::Workspace, Loaded::operator(&env, Subcommand::Workspace).unwrap().effective.to_string()),
+        (Subcommand::Usage, Loaded::usage(&env).unwrap().effective.to_string()),
+        (Subcommand::UsageAudit, Loaded::usage_audit(&env).unwrap().effective.to_string()),
         (Subcommand::Check, Loaded::check(&env).unwrap().effective.to_string()),
     ];
     for (command, text) in shown {

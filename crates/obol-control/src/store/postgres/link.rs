@@ -22,7 +22,7 @@ const SETTINGS: &str = "SET statement_timeout = '4s'; SET lock_timeout = '4s'; \
                         SET idle_in_transaction_session_timeout = '5s'";
 
 /// One connection to Postgres that is made when it is needed. Operations take it in turn: there are few of them.
-pub(super) struct Link {
+pub(crate) struct Link {
     config: Config,
     tls: Option<Tls>,
     /// Host and port, for messages.
@@ -39,7 +39,7 @@ struct Open {
 
 /// Why an operation failed.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(crate) enum Failed {
     Database(tokio_postgres::Error),
     Store(StoreError),
 }
@@ -73,7 +73,7 @@ impl Open {
 impl Link {
     /// Not connected yet. Whether TLS is used is decided by the URL: `sslmode=require` and `sslmode=disable` say it;
     /// without either it is required unless the server is on this machine.
-    pub(super) fn new(url: &Secret<String>) -> Result<Self, String> {
+    pub(crate) fn new(url: &Secret<String>) -> Result<Self, String> {
         let text = url.expose();
         let mut config: Config = text.parse().map_err(|_| {
             "is no URL of a Postgres database: `postgres://USER:PASSWORD@HOST[:PORT]/DATABASE`".to_owned()
@@ -103,8 +103,17 @@ impl Link {
 
     /// Does some work on the connection. A connection that breaks or that has to be abandoned is made anew by the next
     /// operation; what the work did is then rolled back, or its outcome is unknown when it was about to commit.
-    pub(super) async fn run<T>(
+    pub(crate) async fn run<T>(
         &self,
+        work: impl AsyncFnOnce(&mut Client) -> Result<T, Failed>,
+    ) -> Result<T, StoreError> {
+        self.run_within(DEADLINE, work).await
+    }
+
+    /// As [`Link::run`], with another bound. The server's own bound is for the work to set.
+    pub(crate) async fn run_within<T>(
+        &self,
+        deadline: Duration,
         work: impl AsyncFnOnce(&mut Client) -> Result<T, Failed>,
     ) -> Result<T, StoreError> {
         let operation = async {
@@ -133,9 +142,9 @@ impl Link {
                 Failed::Database(error) => self.failed(&error),
             })
         };
-        timeout(DEADLINE, operation).await.unwrap_or_else(|_| {
+        timeout(deadline, operation).await.unwrap_or_else(|_| {
             Err(StoreError::Unavailable(format!(
-                "the database at `{}` did not answer within {DEADLINE:?}",
+                "the database at `{}` did not answer within {deadline:?}",
                 self.server
             )))
         })
