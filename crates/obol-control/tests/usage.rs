@@ -25,6 +25,7 @@ use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::postgres::Postgres;
 use obol_testkit::redis::RedisServer;
+use obol_testkit::redis_cluster::RedisCluster;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -410,6 +411,45 @@ async fn nothing_is_trimmed_that_any_group_still_needs() {
     add_many(&redis, 1).await;
     one.collect().await.unwrap();
     assert_eq!((sum(&*store).await.requests, left(&redis).await), (10, 0));
+}
+
+#[tokio::test]
+async fn what_was_trimmed_under_a_consumer_that_died_is_given_up() {
+    let (dir, redis) = (tempfile::tempdir().unwrap(), RedisServer::start().await);
+    let store: Arc<dyn UsageStore> = Arc::new(FileUsage::new(dir.path()));
+    add_many(&redis, 4).await;
+    let _: String = redis.query(&["XGROUP", "CREATE", STREAM, GROUP, "0"]).await;
+    let _: redis::Value = redis.query(&["XREADGROUP", "GROUP", GROUP, "dead", "STREAMS", STREAM, ">"]).await;
+    // As gateways do when the stream is full.
+    let _: i64 = redis.query(&["XTRIM", STREAM, "MAXLEN", "1"]).await;
+    let mut one = collector(&redis, "one", Arc::clone(&store)).await.with_patience(Duration::ZERO);
+    one.collect().await.unwrap();
+    assert_eq!((sum(&*store).await.requests, pending(&redis).await, left(&redis).await), (1, 0, 0));
+}
+
+#[tokio::test]
+async fn streams_of_a_cluster_are_read_wherever_they_are() {
+    let (dir, cluster) = (tempfile::tempdir().unwrap(), RedisCluster::start().await);
+    let store: Arc<dyn UsageStore> = Arc::new(FileUsage::new(dir.path()));
+    let workspaces = ["acme", "beta", "gamma", "delta"];
+    for workspace in workspaces {
+        let index = cluster.owner("ledger:workspaces").await;
+        let _: i64 = index.query(&["SADD", "ledger:workspaces", workspace]).await;
+        let stream = format!("usage:{{{workspace}}}");
+        let mut event = tool(&id(), "2026-12-01T00:00:00Z", 1);
+        event["workspace_id"] = workspace.into();
+        let owner = cluster.owner(&stream).await;
+        let _: String = owner.query(&["XADD", &stream, "*", "event", &event.to_string()]).await;
+    }
+    let redis = Redis::connect(RedisOptions::new(Secret::new(cluster.url()))).await.unwrap();
+    let workspaces_of = Arc::new(MemoryStore::default());
+    let mut one = UsageCollector::new(redis, "one".to_owned(), workspaces_of, Arc::clone(&store));
+    one.collect().await.unwrap();
+    assert_eq!(sum(&*store).await.requests, 4);
+    for workspace in workspaces {
+        let stream = format!("usage:{{{workspace}}}");
+        assert_eq!(cluster.owner(&stream).await.query::<u64>(&["XLEN", &stream]).await, 0, "{workspace}");
+    }
 }
 
 #[tokio::test]
