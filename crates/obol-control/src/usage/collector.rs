@@ -227,7 +227,7 @@ impl UsageCollector {
             // Until they are acknowledged: whatever fails leaves them pending, for this consumer.
             place.own = true;
             let claimed = self.streams.claim(workspace, dead, from.as_deref().unwrap_or("0-0")).await?;
-            self.lost(workspace, claimed.gone);
+            lost(workspace, claimed.gone);
             if claimed.next.is_none() {
                 self.streams.tidy(workspace).await?;
             }
@@ -246,13 +246,6 @@ impl UsageCollector {
         self.take(workspace, new).await?;
         self.place(workspace).own = false;
         Ok(more)
-    }
-
-    #[expect(clippy::unused_self, reason = "reads better among the others")]
-    fn lost(&self, workspace: &WorkspaceId, count: usize) {
-        if count > 0 {
-            tracing::error!(workspace = %workspace, count, "usage events were trimmed before they were stored");
-        }
     }
 
     /// Stores entries and acknowledges them, in this order.
@@ -276,7 +269,7 @@ impl UsageCollector {
                 Content::Gone => gone += 1,
             }
         }
-        self.lost(workspace, gone);
+        lost(workspace, gone);
         self.record(workspace, &batch).await?;
         for RejectedEntry { entry, reason, .. } in &batch.rejected {
             tracing::error!(workspace = %workspace, entry = %entry, reason, "an entry that is no usage event was set aside");
@@ -314,5 +307,11 @@ impl UsageCollector {
             self.store.record(workspace, &UsageBatch { rejected, ..UsageBatch::default() }).await?;
         }
         Ok(())
+    }
+}
+
+fn lost(workspace: &WorkspaceId, count: usize) {
+    if count > 0 {
+        tracing::error!(workspace = %workspace, count, "usage events were trimmed before they were stored");
     }
 }

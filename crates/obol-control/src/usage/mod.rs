@@ -84,7 +84,6 @@ impl TakenEvent {
     /// The entry with the reason why it is no event of this workspace.
     pub fn read(workspace: &WorkspaceId, entry: EntryId, json: &[u8]) -> Result<Self, RejectedEntry> {
         let rejected = |reason: String| RejectedEntry::new(entry, reason, json);
-        // What a line could not hold stands outside of strings only, where JSON does not care.
         let text = std::str::from_utf8(json).map_err(|_| rejected("it is no UTF-8 text".to_owned()))?;
         let event: UsageEvent =
             serde_json::from_str(text).map_err(|e| rejected(format!("it is no event: {e}")))?;
@@ -95,6 +94,7 @@ impl TakenEvent {
         if !(first..last).contains(&event.started_at.as_second()) {
             return Err(rejected(format!("its call began at an impossible time, {}", event.started_at)));
         }
+        // Ends of lines stand outside of strings only, where JSON does not care.
         Ok(Self { entry, event, json: text.replace(['\n', '\r'], " ") })
     }
 
