@@ -175,7 +175,7 @@ impl Limited {
 
     fn put(&self, headers: &mut HeaderMap) {
         let Self { limits, standing } = self;
-        let reset = format!("{}s", standing.reset.as_secs().max(1));
+        let reset = format!("{}s", toll::seconds(standing.reset));
         for (names, limit, left) in [
             (REQUESTS, limits.requests_per_minute, standing.requests_left),
             (TOKENS, limits.tokens_per_minute, standing.tokens_left),

@@ -37,12 +37,19 @@ pub(crate) fn start(admitted: &Admitted, kind: UsageKind, price: obol_meter::Pri
 /// What a caller is told of a refusal: what is used up, what is left of it, and when that ends.
 pub(crate) fn message(denied: &Denied, worst: NanoUsd) -> String {
     match denied {
-        Denied::Budget { name, left, reset } => {
+        Denied::Budget { name, left, held, reset, .. } => {
             let reset = match reset {
-                Some(reset) => format!("it resets in {}", seconds(*reset)),
+                Some(reset) => format!("it resets in {} s", seconds(*reset)),
                 None => "it does not reset".to_owned(),
             };
-            format!("the budget `{name}` has {left} left and this call may cost {worst}; {reset}")
+            let held = match held.nanos() {
+                0 => String::new(),
+                _ => format!(", beside {held} that is set aside for calls under way"),
+            };
+            format!(
+                "the budget `{name}` has {left} left{held}, and this call may cost {worst}; {reset}; a lower \
+                 limit on its output makes it cheaper"
+            )
         }
         Denied::NeverFits { name, limit, amount } => {
             format!("this call may cost {amount}, more than the whole budget `{name}` of {limit}")
@@ -51,7 +58,7 @@ pub(crate) fn message(denied: &Denied, worst: NanoUsd) -> String {
             "this call may take {tokens} tokens, more than the {limit} that are allowed in a minute; lower `max_tokens`"
         ),
         Denied::Rate { what, left, reset } => format!(
-            "the limit of {} in a minute is reached, {left} are left; it resets in {}",
+            "the limit of {} in a minute is reached, {left} are left; it resets in {} s",
             what.as_str(),
             seconds(*reset)
         ),
@@ -64,7 +71,7 @@ pub(crate) fn message(denied: &Denied, worst: NanoUsd) -> String {
 /// After how many seconds a retry makes sense, told only when that is soon.
 pub(crate) fn retry_after_s(denied: &Denied) -> Option<u64> {
     let reset = denied.reset().filter(|reset| *reset <= LONGEST_RETRY)?;
-    Some(whole(reset.as_secs_f64().ceil()).max(RETRY_AFTER_S))
+    Some(seconds(reset).max(RETRY_AFTER_S))
 }
 
 /// For the log of the gateway: what an operator has to mend, not what a caller used up.
@@ -77,8 +84,9 @@ pub(crate) fn log(denied: &Denied) {
     }
 }
 
-fn seconds(duration: Duration) -> String {
-    format!("{} s", whole(duration.as_secs_f64().ceil()))
+/// Rounded up: who comes back a moment too early is refused again.
+pub(crate) fn seconds(duration: Duration) -> u64 {
+    whole(duration.as_secs_f64().ceil()).max(1)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds, above zero")]

@@ -12,6 +12,8 @@ use crate::usage::{estimate_input, worst_input};
 /// How deep a body may nest (DESIGN §16): less than makes the parsers of providers give up.
 pub(crate) const MAX_DEPTH: usize = 128;
 
+/// As many answers as the dialect knows.
+const MOST_CHOICES: u64 = 128;
 const MAX_TOKENS: &str = "max_tokens";
 const MAX_COMPLETION_TOKENS: &str = "max_completion_tokens";
 
@@ -35,7 +37,7 @@ pub struct ChatRequest {
 /// How long the client lets an answer become.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct OutputLimit {
-    /// The lowest that it says, and where.
+    /// The highest that it says, and where.
     says: Option<(u64, &'static str)>,
     /// Where `max_completion_tokens` is `null`.
     null_at: Option<Range<usize>>,
@@ -90,13 +92,18 @@ impl ChatRequest {
         {
             match (raw, read_count(name, raw)?) {
                 (Some(raw), None) if name == MAX_COMPLETION_TOKENS => output.null_at = Some(place(text, raw)),
-                (_, Some(limit)) if output.says.is_none_or(|(lowest, _)| limit < lowest) => {
+                // The higher one: there are providers that know only one of the two.
+                (_, Some(limit)) if output.says.is_none_or(|(highest, _)| limit > highest) => {
                     output.says = Some((limit, name));
                 }
                 _ => {}
             }
         }
         let choices = read_count("n", members.n)?.unwrap_or(1);
+        if choices > MOST_CHOICES {
+            let message = format!("`n` must be at most {MOST_CHOICES}");
+            return Err(LlmError::invalid("invalid_value", Some("n"), message));
+        }
         Ok(Self { body, model, model_at, stream, stream_options, messages_at, output, choices })
     }
 
@@ -132,10 +139,10 @@ impl ChatRequest {
         Ok(each.map(|each| each.saturating_mul(self.choices)))
     }
 
-    /// The most tokens that the prompt can reasonably have: every text of the body counts, tools and schemas too, with
-    /// fewer bytes to a token than any common text has.
+    /// The most tokens that the prompt can reasonably have: every byte of the body counts but those of pictures, with fewer
+    /// bytes to a token than common texts have.
     pub fn most_input(&self) -> u64 {
-        worst_input(&self.body)
+        worst_input(&self.body, self.body.get(self.messages_at.clone()).unwrap_or_default())
     }
 
     /// The body for one target: the value of `model` replaced, when `include_usage` is set that option set to true, and
@@ -472,7 +479,8 @@ mod tests {
             ("", Some(100), Ok(Some(100)), r#","max_completion_tokens":100"#),
             (r#","n":3"#, Some(100), Ok(Some(300)), r#","max_completion_tokens":100"#),
             (r#","max_tokens":50"#, Some(100), Ok(Some(50)), ""),
-            (r#","max_completion_tokens":100,"max_tokens":70"#, Some(100), Ok(Some(70)), ""),
+            (r#","max_completion_tokens":70,"max_tokens":100"#, Some(100), Ok(Some(100)), ""),
+            (r#","max_completion_tokens":1,"max_tokens":101"#, Some(100), Err(Some("max_tokens")), ""),
             (r#","max_tokens":null,"n":null"#, Some(9), Ok(Some(9)), r#","max_completion_tokens":9"#),
             (r#","max_tokens":50,"n":2"#, None, Ok(Some(100)), ""),
             (r#","max_tokens":101"#, Some(100), Err(Some("max_tokens")), ""),
@@ -503,6 +511,7 @@ mod tests {
             (r#"{"model":"m","max_tokens":0}"#, "invalid_type", Some("max_tokens")),
             (r#"{"model":"m","max_completion_tokens":"9"}"#, "invalid_type", Some("max_completion_tokens")),
             (r#"{"model":"m","n":1.5}"#, "invalid_type", Some("n")),
+            (r#"{"model":"m","n":129}"#, "invalid_value", Some("n")),
             (r#"{"model":"m","max_tokens":1,"max_tokens":2}"#, "duplicate_parameter", Some("max_tokens")),
             (r#"{"model":"m","stream_options":[]}"#, "invalid_type", Some("stream_options")),
             (

@@ -194,18 +194,22 @@ pub(crate) fn estimate_input(messages: &[u8]) -> u64 {
     tokens_of(text).saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS))
 }
 
-/// The most tokens that a body can reasonably be: three bytes of text to a token, where common texts have four.
-pub(crate) fn worst_input(body: &[u8]) -> u64 {
+/// The most tokens that a body can reasonably be: three of its bytes to a token, where common texts have four, and a flat
+/// amount for each picture of its messages. Names and numbers of schemas are tokens as well, so nothing else is left out.
+pub(crate) fn worst_input(body: &[u8], messages: &[u8]) -> u64 {
     const BYTES: u64 = 3;
     const FRAME: u64 = 64;
-    let (mut text, mut attachments) = (0_u64, 0_u64);
-    json::strings(body, |name, value| match name {
-        b"url" | b"data" | b"file_data" => attachments += 1,
-        _ => text = text.saturating_add(u64::try_from(value.len()).unwrap_or(u64::MAX)),
+    let (mut pictures, mut picture_bytes) = (0_u64, 0_usize);
+    json::strings(messages, |name, value| {
+        if name == b"url" {
+            pictures += 1;
+            if value.starts_with(b"data:image/") {
+                picture_bytes += value.len();
+            }
+        }
     });
-    text.div_ceil(BYTES)
-        .saturating_add(attachments.saturating_mul(2 * ATTACHMENT_TOKENS))
-        .saturating_add(FRAME)
+    let text = u64::try_from(body.len().saturating_sub(picture_bytes)).unwrap_or(u64::MAX);
+    text.div_ceil(BYTES).saturating_add(pictures.saturating_mul(4 * ATTACHMENT_TOKENS)).saturating_add(FRAME)
 }
 
 /// Bytes of text in a message or a delta, as the model made them.
@@ -364,6 +368,25 @@ mod tests {
         );
         let tokens = estimate_input(messages.as_bytes());
         assert!((1_100..1_120).contains(&tokens), "{tokens}");
+    }
+
+    #[test]
+    fn the_worst_case_counts_names_and_numbers_and_takes_pictures_alone_for_less() {
+        let messages = format!(
+            r#"[{{"content":[{{"image_url":{{"url":"data:image/png;base64,{}"}}}}]}}]"#,
+            "A".repeat(90_000)
+        );
+        let body = |tools: &str| format!(r#"{{"messages":{messages},"tools":{tools}}}"#);
+        let worst = |tools: &str| worst_input(body(tools).as_bytes(), messages.as_bytes());
+        assert!((4_064..4_200).contains(&worst("[]")), "{}", worst("[]"));
+        for hiding in [
+            format!(r#"[{{"{}":1}}]"#, "k".repeat(30_000)),
+            format!("[{}1]", "1,".repeat(15_000)),
+            format!(r#"[{{"data":"{}"}}]"#, "x".repeat(30_000)),
+            format!(r#"[{{"url":"data:image/png,{}"}}]"#, "x".repeat(30_000)),
+        ] {
+            assert!(worst(&hiding) >= worst("[]") + 10_000, "{}", worst(&hiding));
+        }
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl Account {
         }
     }
 
-    /// What was set aside, and the place among those under way; without tokens the call was never made.
+    /// What was set aside, and the place among those under way; without tokens the call was never made, though asked for.
     fn release(&mut self, reservation: &Reservation, counters: &[String], minute: i64, tokens: Option<u64>) {
         for counter in counters {
             self.counters.entry(counter.clone()).or_default().reserved -= nanos(reservation.amount);
@@ -96,8 +96,7 @@ impl Account {
         if let Some(count) = self.under_way.get_mut(&who) {
             *count = count.saturating_sub(1);
         }
-        if let Some((requests, used)) = self.rates.get_mut(&(who, minute)) {
-            *requests = requests.saturating_sub(u64::from(tokens.is_none()));
+        if let Some((_, used)) = self.rates.get_mut(&(who, minute)) {
             *used = used.saturating_add(tokens.unwrap_or(0)).saturating_sub(reservation.tokens);
         }
     }
@@ -140,7 +139,7 @@ impl Ledger for EmbeddedLedger {
             return Err(Denied::Rate { what: Rate::Requests, left: 0, reset });
         }
         let tokens_left = limits.tokens_per_minute.map(|most| most.saturating_sub(used));
-        if let Some(left) = tokens_left.filter(|left| left < tokens) {
+        if let Some(left) = tokens_left.filter(|left| left < tokens && *tokens > 0) {
             return Err(Denied::Rate { what: Rate::Tokens, left, reset });
         }
         let mut counters = Vec::with_capacity(reservation.lines.len());
@@ -150,10 +149,12 @@ impl Ledger for EmbeddedLedger {
             let counter = format!("{}:{current}", line.counter.as_str());
             let spent = account.counters.get(&counter).copied().unwrap_or_default();
             let left = nanos(line.limit) - spent.settled - spent.reserved;
-            if nanos(*amount) > left {
+            if nanos(*amount) > left.max(0) {
                 return Err(Denied::Budget {
                     name: line.name.clone(),
                     left: NanoUsd::new(u64::try_from(left).unwrap_or_default()),
+                    held: NanoUsd::new(u64::try_from(spent.reserved).unwrap_or_default()),
+                    amount: *amount,
                     reset: windows.bounds.map(|[_, _, next, _]| ms(next - now)),
                 });
             }
@@ -177,7 +178,7 @@ impl Ledger for EmbeddedLedger {
         account.calls.insert(reservation.request_id, call);
         let standing = Standing {
             requests_left: requests_left.map(|left| left - 1),
-            tokens_left: tokens_left.map(|left| left - tokens),
+            tokens_left: tokens_left.map(|left| left.saturating_sub(*tokens)),
             reset,
         };
         Ok(Admission { windows, standing })

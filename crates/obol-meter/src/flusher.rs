@@ -140,7 +140,9 @@ impl Flusher {
                 }
                 taken = self.inbox.recv_many(batch, self.options.batch.max(1)), if !self.ended => {
                     self.ended = taken == 0;
-                    if taken > 0 && taken < self.options.batch {
+                    // Somebody may be refused for what is still set aside.
+                    let awaited = batch.iter().any(Closing::is_awaited);
+                    if taken > 0 && taken < self.options.batch && !awaited {
                         // Returns at once during a drain.
                         drop(timeout(self.options.linger, shutdown.cancelled()).await);
                     }

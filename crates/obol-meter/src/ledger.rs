@@ -125,6 +125,10 @@ pub enum Denied {
         name: String,
         /// What is left of it, less than the call may cost.
         left: NanoUsd,
+        /// What of it is set aside for calls under way, and may come back.
+        held: NanoUsd,
+        /// The most that the call can cost.
+        amount: NanoUsd,
         /// Until its next window; `None` when it has none.
         reset: Option<Duration>,
     },
@@ -216,6 +220,10 @@ impl Denied {
     /// When asking again may help.
     pub fn reset(&self) -> Option<Duration> {
         match self {
+            // What others do not spend is there again as soon as they end.
+            Self::Budget { left, held, amount, .. } if *left + *held >= *amount => {
+                Some(Duration::from_secs(1))
+            }
             Self::Budget { reset, .. } => *reset,
             Self::Rate { reset, .. } => Some(*reset),
             Self::Concurrency | Self::QueueFull | Self::Stopping | Self::Ledger(_) => {
@@ -249,6 +257,14 @@ pub struct Closing {
     pub(crate) reservation: Reservation,
     /// `None` when nobody knows whether it was admitted; then the call was never made.
     pub(crate) settled: Option<Settled>,
+}
+
+impl Closing {
+    /// Whether others may be refused until this is closed.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let Reservation { lines, limits, .. } = &self.reservation;
+        !lines.is_empty() || limits.concurrency.is_some() || limits.tokens_per_minute.is_some()
+    }
 }
 
 /// What a call came to.

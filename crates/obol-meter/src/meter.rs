@@ -66,6 +66,9 @@ pub fn meter(
     (meter, Flusher::new(inbox, ledger, open, options))
 }
 
+/// Most tokens of one call: a million calls of a minute can be summed in Lua's numbers.
+const MOST_TOKENS: u64 = 1 << 33;
+
 /// Admits metered calls, one guard each. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Meter {
@@ -169,6 +172,8 @@ impl Price {
         match self {
             Self::PerCall(_) if outcome == Outcome::Error => NanoUsd::ZERO,
             Self::PerCall(price) => *price,
+            // Refused before anything was worked on: there was no call.
+            Self::Tokens(_) if outcome == Outcome::Error && *tokens == Tokens::default() => NanoUsd::ZERO,
             Self::Tokens(price) => price.cost(tokens),
         }
     }
@@ -186,7 +191,9 @@ impl Meter {
             let (name, limit) = (line.name.clone(), line.limit);
             return Err(Denied::NeverFits { name, limit, amount: terms.worst });
         }
-        if let Some(limit) = terms.limits.tokens_per_minute.filter(|limit| terms.tokens > *limit) {
+        // What is beyond any model would not be counted exactly.
+        let limit = terms.limits.tokens_per_minute.unwrap_or(MOST_TOKENS).min(MOST_TOKENS);
+        if terms.tokens > limit {
             return Err(Denied::TooManyTokens { limit, tokens: terms.tokens });
         }
         if self.shared.open.parked(&start.workspace_id) >= self.shared.most_parked {
@@ -298,6 +305,16 @@ impl UsageGuard {
     /// Gives back what was set aside for a call that is not made after all: there is no event of it.
     pub fn cancel(mut self) {
         self.admission = None;
+    }
+
+    /// As [`UsageGuard::cancel`], and waits until it is given back, if the ledger answers. Cancel-safe.
+    pub async fn give_back(mut self) {
+        self.admission = None;
+        let void = Closing { reservation: self.reservation.clone(), settled: None };
+        // The guard does it once more; one of them is too late to change anything.
+        if let Err(e) = self.shared.ledger.close(&[void]).await {
+            tracing::debug!(error = %e, "what was set aside is given back later");
+        }
     }
 
     /// What is called, when that was not known for sure at admission. The price stays.

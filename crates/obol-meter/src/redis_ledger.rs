@@ -170,11 +170,13 @@ fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, 
                 reset: millis(reset).unwrap_or_default(),
             },
         }),
-        ["budget", position, left, reset] => {
+        ["budget", position, left, reset, held] => {
             let line = position.parse::<usize>().ok().and_then(|at| reservation.lines.get(at));
             Err(Denied::Budget {
                 name: line.ok_or_else(strange)?.name.clone(),
                 left: NanoUsd::new(left.parse().map_err(|_| strange())?),
+                held: NanoUsd::new(held.parse().unwrap_or_default()),
+                amount: reservation.amount,
                 reset: millis(reset),
             })
         }

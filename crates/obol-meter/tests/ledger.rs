@@ -4,7 +4,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    clippy::print_stdout,
+    clippy::disallowed_methods,
     reason = "these are tests"
 )]
 
@@ -156,8 +156,8 @@ impl Fixture {
         if let Some(ledger) = &self.events {
             return ledger.events();
         }
-        type Entry = (String, Vec<(String, String)>);
-        let entries: Vec<Entry> = self.server().query(&["XRANGE", "usage:{acme}", "-", "+"]).await;
+        let entries: Vec<(String, Vec<(String, String)>)> =
+            self.server().query(&["XRANGE", "usage:{acme}", "-", "+"]).await;
         let fields = entries.into_iter().flat_map(|(_, fields)| fields);
         fields.map(|(_, event)| serde_json::from_str(&event).unwrap()).collect()
     }
@@ -176,9 +176,15 @@ async fn a_budget_admits_what_fits_and_gives_back_what_was_not_spent() {
             admitted.push(process.admit_as(priced(100), terms(total(1000), 300)).await.unwrap());
         }
         let denied = process.admit(terms(total(1000), 300)).await.unwrap_err();
-        let expected =
-            Denied::Budget { name: "Workspace Total".into(), left: NanoUsd::new(100), reset: None };
+        let expected = Denied::Budget {
+            name: "Workspace Total".into(),
+            left: NanoUsd::new(100),
+            held: NanoUsd::new(900),
+            amount: NanoUsd::new(300),
+            reset: None,
+        };
         assert_eq!(denied, expected);
+        assert_eq!(denied.reset(), Some(Duration::from_secs(1)), "others may not spend all of it");
         assert_eq!(process.audit().await, [("workspace:total".into(), 0, 900)]);
         for guard in admitted {
             guard.finish(Outcome::Ok);
@@ -217,7 +223,7 @@ async fn all_budgets_have_room_or_nothing_is_set_aside() {
         assert_eq!(scope.len(), 4);
         let held = process.admit(terms(scope.clone(), 300)).await.unwrap();
         let denied = process.admit(terms(scope, 300)).await.unwrap_err();
-        let Denied::Budget { name, left, reset } = denied else { panic!("{denied}") };
+        let Denied::Budget { name, left, reset, .. } = denied else { panic!("{denied}") };
         assert_eq!((name.as_str(), left.nanos()), ("key day", 200));
         assert!(reset.is_some_and(|reset| reset <= Duration::from_hours(24)), "{reset:?}");
         let audited = process.audit().await;
@@ -477,6 +483,39 @@ async fn a_call_settles_in_the_window_of_its_admission() {
     NOW.store(today + 3 * 86_400_000, Ordering::SeqCst);
     let denied = ahead().admit(terms(day(), 1)).await.unwrap_err();
     assert_eq!(denied, Denied::Ledger(LedgerError::Clock));
+}
+
+/// A used-up or overspent budget holds up nothing that costs nothing.
+#[tokio::test]
+async fn what_is_free_is_never_refused_for_money() {
+    for fixture in Fixture::both().await {
+        let mut process = fixture.process();
+        process.admit(terms(total(0), 0)).await.unwrap().cancel();
+        process.admit_as(priced(250), terms(total(100), 100)).await.unwrap().finish(Outcome::Ok);
+        process.end().await;
+        let limits = Limits { tokens_per_minute: Some(10), ..Limits::default() };
+        let tokens = |tokens| Terms { limits, tokens, ..terms(total(100), 0) };
+        let process = fixture.process();
+        let _all = process.admit(tokens(10)).await.unwrap();
+        process.admit(tokens(0)).await.unwrap().cancel();
+        assert!(process.admit(terms(total(100), 1)).await.is_err());
+        let absurd = process.admit(Terms { tokens: 1 << 40, ..Terms::default() }).await.unwrap_err();
+        assert!(matches!(absurd, Denied::TooManyTokens { .. }), "{absurd}");
+    }
+}
+
+/// A script that meets something foreign has changed nothing.
+#[tokio::test]
+async fn keys_of_another_type_set_nothing_aside_and_settle_nothing_in_part() {
+    let fixture = Fixture::redis().await;
+    for key in ["ledger:{acme}:under-way", "ledger:{acme}:open"] {
+        let process = fixture.process();
+        fixture.server().cli(&["SET", key, "x"]).await;
+        let denied = process.admit(terms(total(1000), 10)).await.unwrap_err();
+        assert!(matches!(denied, Denied::Ledger(LedgerError::Unavailable(_))), "{denied}");
+        assert_eq!(fixture.server().keys("ledger:{acme}:c:*").await.len(), 0, "{key}");
+        fixture.server().cli(&["DEL", key]).await;
+    }
 }
 
 /// A workspace whose keys hold something foreign loses nothing and stops nobody else.

@@ -82,8 +82,11 @@ impl TokenPrice {
     pub fn worst(&self, prompt: u64, output: u64) -> NanoUsd {
         let reachable = self.tiers.iter().filter(|tier| prompt > tier.above).map(|tier| &tier.rates);
         let dearest = std::iter::once(&self.base).chain(reachable).map(|rates| rates.worst(prompt, output));
-        // Several buckets may round up where one would not.
-        self.per_call + dearest.max().unwrap_or_default() + NanoUsd::new(BUCKETS - 1)
+        // Several buckets may round up where one would not; nothing of what is free does.
+        match dearest.max().unwrap_or_default() {
+            NanoUsd::ZERO => self.per_call,
+            dearest => self.per_call + dearest + NanoUsd::new(BUCKETS - 1),
+        }
     }
 }
 

@@ -88,7 +88,7 @@ A replica keeps its state in Redis: start two or more behind any load balancer, 
 SIGTERM drains it: what is in flight finishes within OBOL_DRAIN_TIMEOUT_S, a second signal ends it at once.
 
 Examples:
-  export OBOL_REDIS_URL=redis://localhost:6379 OBOL_CREDENTIAL_KEY=\"k1:$(openssl rand -base64 32)\"
+  export OBOL_REDIS_URL=redis://localhost:6379 OBOL_CREDENTIAL_KEY=\"$(cat credential.key)\"
   obol run --print-config     show what it would run with
   obol run
 

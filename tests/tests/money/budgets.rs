@@ -64,7 +64,7 @@ async fn seven_of_hundreds(world: &World, rounds: usize) {
             let reply = calls.next().await.unwrap();
             assert_eq!(reply.status, 429, "round {round}: {reply:?}");
             assert_eq!(reply.json()["error"]["code"], "budget_exceeded");
-            assert_eq!(reply.header("x-should-retry"), "false");
+            assert_eq!(reply.header("retry-after"), "1", "what others do not spend comes back");
             denied += 1;
             if denied % 50 == 0 {
                 let (settled, reserved) = counters(&world.cluster).await[&counter];
@@ -124,6 +124,8 @@ limits: { requests_per_minute: 100000, concurrency: 2 }
         let url = world.url();
         let mut calls: FuturesUnordered<_> = (0..3).map(|_| chat(&url, &stranger, body)).collect();
         let refused = calls.next().await.unwrap();
+        world.llm.wait_for_calls(2).await;
+        world.llm.reply(Says::Echo);
         world.llm.release();
         drop(calls.collect::<Vec<_>>().await);
         (denied, refused)
@@ -136,7 +138,8 @@ limits: { requests_per_minute: 100000, concurrency: 2 }
     assert_eq!((denied.status, &denied.json()["error"]["code"]), (429, &"budget_exceeded".into()));
     let message = denied.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("`small-daily` has 0.0009") && message.contains("it resets in"), "{message}");
-    assert_eq!((denied.header("x-should-retry"), denied.header("retry-after")), ("false", ""));
+    assert!(message.contains("0.002") && message.contains("set aside for calls under way"), "{message}");
+    assert_eq!((denied.header("x-should-retry"), denied.header("retry-after")), ("", "1"));
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded", "{refused:?}");
     assert!(refused.header("retry-after").parse::<u64>().unwrap() <= 60);
 
@@ -151,11 +154,14 @@ limits: { requests_per_minute: 100000, concurrency: 2 }
     known(&world, &poor).await;
     let client = Mcp::connect(&world.url(), &poor).await;
     client.call("fake__echo", "{}").await.result();
+    eventually(SOON, || async { world.cluster.redis().keys("ledger:{acme}:under-way").await.is_empty() })
+        .await;
     let reply = client.call("fake__echo", "{}").await;
     assert_eq!(reply.status, 200, "{reply:?}");
     let error = reply.json()["error"].clone();
     assert_eq!(error["data"]["code"], "budget_exceeded", "{error}");
     assert!(error["message"].as_str().unwrap().contains("`key total` has 0.000000000 USD left"), "{error}");
+    assert_eq!(error["data"]["retry_after_s"], Value::Null, "it never resets: {error}");
     client.rpc("ping", "{}").await.result();
 
     // Two at once, and no third.

@@ -44,7 +44,7 @@ pub(super) fn denied(denied: &Denied, worst: NanoUsd, id: RequestId) -> RpcError
     toll::log(denied);
     RpcError::new(code(denied.kind()), toll::message(denied, worst)).with_data(&Data {
         code: denied.code(),
-        retry_after_s: denied.reset().map(|reset| reset.as_secs().max(1)),
+        retry_after_s: denied.reset().map(toll::seconds),
         request_id: Some(id.to_string()),
     })
 }

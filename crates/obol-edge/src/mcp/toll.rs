@@ -10,6 +10,9 @@ use super::Mcp;
 use crate::front::Admitted;
 use crate::toll;
 
+/// Longer names are no tool's, and not worth a place in the ledger.
+const LONGEST_NAME: usize = 256;
+
 /// A tool call as the ledger sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Toll {
@@ -76,7 +79,8 @@ impl Mcp {
     ) -> Ahead {
         let name = || {
             let params = Object::parse(params?.get()).ok()?;
-            Toll::guess(admitted, &params.str("name")?)
+            let name = params.str("name").filter(|name| name.len() <= LONGEST_NAME)?;
+            Toll::guess(admitted, &name)
         };
         let Some(toll) = (method == "tools/call").then(name).flatten() else { return Ahead::default() };
         let answer = self.ask(admitted, &toll).await;
@@ -94,7 +98,7 @@ impl Mcp {
         match ahead.0.take() {
             Some((guessed, answer)) if guessed == *toll => answer,
             Some((_, Ok(guard))) => {
-                guard.cancel();
+                guard.give_back().await;
                 // Another id: the one of the guess is closed for good.
                 let again = Admitted { request_id: obol_model::RequestId::new(), ..admitted.clone() };
                 self.ask(&again, toll).await

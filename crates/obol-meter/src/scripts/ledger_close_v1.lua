@@ -13,7 +13,12 @@ local member, how, cost = ARGV[1], ARGV[2], ARGV[3]
 local found = redis.call('HMGET', KEYS[1], 'state', 'amount', 'tokens', 'who', 'event', 'rate', 'counters')
 local state, amount = found[1], found[2]
 
--- The event comes first: should a key hold something foreign, the script ends before the ledger has moved.
+-- What is of another type ends the script here or with the event, before the ledger has moved.
+redis.call('ZCARD', KEYS[2])
+redis.call('HLEN', KEYS[3])
+for i = 5, #KEYS do
+  redis.call('HLEN', KEYS[i])
+end
 local function write(event, by)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event .. by .. '}')
 end
@@ -44,9 +49,6 @@ local function release(tokens)
   end
   if redis.call('EXISTS', found[6]) == 1 then
     redis.call('HINCRBY', found[6], 'tokens', string.format('%.0f', tokens - tonumber(found[3])))
-    if how == 'void' then
-      redis.call('HINCRBY', found[6], 'requests', -1)
-    end
   end
 end
 

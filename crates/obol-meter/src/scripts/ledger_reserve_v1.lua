@@ -9,7 +9,7 @@
 --       then six for each budget: limit, the starts of its previous, current and next window, the end of the next,
 --       and how long a counter is kept after its window; the starts are '' for a budget without windows.
 -- Gives {"ok", chosen windows, requests left, tokens left, ms to the next minute}, {"budget", position, left, ms to its
---       next window}, {"rate", what, left, ms}, {"busy"}, {"lost"}, {"clock"} or {"closed"}.
+--       next window, what of it is set aside}, {"rate", what, left, ms}, {"busy"}, {"lost"}, {"clock"} or {"closed"}.
 local now = tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
@@ -34,6 +34,9 @@ elseif known[1] then
   return {'closed'}
 end
 
+-- What is of another type ends the script here, before anything is written.
+redis.call('ZCARD', KEYS[3])
+redis.call('HLEN', KEYS[4])
 local who, tokens, amount = ARGV[4], tonumber(ARGV[8]), tonumber(ARGV[10])
 if ARGV[5] ~= '' and tonumber(redis.call('HGET', KEYS[4], who) or '0') >= tonumber(ARGV[5]) then
   return {'busy'}
@@ -50,7 +53,7 @@ if ARGV[6] ~= '' then
 end
 if ARGV[7] ~= '' then
   local left = tonumber(ARGV[7]) - tonumber(rate[2] or '0')
-  if left < tokens then
+  if tokens > 0 and left < tokens then
     return {'rate', 'tokens', text(math.max(left, 0)), reset}
   end
   tokens_left = text(left - tokens)
@@ -75,8 +78,8 @@ for i = 1, budgets do
   local counter = KEYS[key + 1 + chosen]
   local spent = redis.call('HMGET', counter, 'settled', 'reserved')
   local left = tonumber(ARGV[arg + 1]) - tonumber(spent[1] or '0') - tonumber(spent[2] or '0')
-  if amount > left then
-    return {'budget', text(i - 1), text(math.max(left, 0)), ends and text(ends - now) or ''}
+  if amount > 0 and amount > left then
+    return {'budget', text(i - 1), text(math.max(left, 0)), ends and text(ends - now) or '', spent[2] or '0'}
   end
   windows = windows .. text(chosen)
   counters[i] = {counter, ends and ends + tonumber(ARGV[arg + 6])}
