@@ -317,16 +317,6 @@ impl UsageGuard {
         }
     }
 
-    /// What is called, when that was not known for sure at admission. The price stays.
-    pub fn calls(&mut self, kind: UsageKind) {
-        self.start.kind = kind;
-    }
-
-    /// What the call is metered by.
-    pub fn price(&self) -> &Price {
-        &self.start.price
-    }
-
     /// Closes the call. Choose [`Outcome::Error`] only for a call that was certainly not executed or was answered
     /// with an error of its protocol; one whose outcome is unknown is [`Outcome::Partial`].
     pub fn finish(mut self, outcome: Outcome) {
