@@ -3,8 +3,18 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+use crate::StoreError;
+
+/// How long a writer waits for other processes to be done with theirs.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at whether they are.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Reads a whole file that somebody else put there: only a regular one, and only up to `largest` bytes. Neither a pipe
 /// that nobody writes to nor a device without end can hold up whoever reads.
@@ -80,6 +90,30 @@ pub(crate) fn is_temporary(name: &str) -> bool {
     number(parts.next())
         && number(parts.next())
         && parts.next().is_some_and(|name| name.len() > 1 && name.starts_with('.'))
+}
+
+/// Holds a lock file against other processes. Waits for those that are at it, within bounds. Blocking.
+///
+/// # Errors
+/// When it cannot be opened, or somebody has held it for [`PATIENCE`].
+pub(crate) fn lock(path: &Path) -> Result<Flock<File>, StoreError> {
+    let failed = |e: io::Error| StoreError::Unavailable(format!("cannot use `{}`: {e}", path.display()));
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((_, e)) if e != Errno::EWOULDBLOCK => return Err(failed(e.into())),
+            Err(_) if Instant::now() > end => {
+                let path = path.display();
+                let why = format!("another process has held `{path}` for {PATIENCE:?}");
+                return Err(StoreError::Unavailable(why));
+            }
+            Err((again, _)) => file = again,
+        }
+        thread::sleep(LOOK);
+    }
 }
 
 #[cfg(test)]

@@ -6,12 +6,9 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use obol_model::snapshot::Documents;
 use obol_model::{KeyHash, KeyId, Revision, WorkspaceId};
 use parking_lot::Mutex;
@@ -23,15 +20,11 @@ use super::{
     Action, AuditEntry, ControlStore, Head, NewRevision, Origin, RevisionInfo, Stamp, StoreError, published,
     superfluous, unpublished,
 };
-use crate::files::{is_temporary, read_bounded};
+use crate::files::{is_temporary, lock, read_bounded};
 use crate::keys::{KeyChange, KeyRecord, LoadedKeys};
 
 /// The form of the directory that this release writes, and the highest that it reads.
 const SCHEMA: u32 = 1;
-/// How long a change waits for other processes to be done with theirs.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at whether they are.
-const LOOK: Duration = Duration::from_millis(5);
 /// From this size on the audit goes on in a new file; one old one is kept.
 const AUDIT: u64 = 16 << 20;
 
@@ -132,26 +125,9 @@ impl Place {
     /// Waits for the processes that are at it, within bounds.
     fn lock(&self) -> Result<Flock<File>, StoreError> {
         let path = self.dir.join("lock");
-        let failed = |e: io::Error| unusable(&path, &e);
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).map_err(failed)?;
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(failed)?;
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
-                Err((_, e)) if e != Errno::EWOULDBLOCK => return Err(failed(e.into())),
-                Err(_) if Instant::now() > end => {
-                    return Err(StoreError::Unavailable(format!(
-                        "another process has held `{}` for {PATIENCE:?}",
-                        path.display()
-                    )));
-                }
-                Err((again, _)) => file = again,
-            }
-            thread::sleep(LOOK);
-        }
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
+        made.map_err(|e| unusable(&path, &e))?;
+        lock(&path)
     }
 
     fn generation(&self) -> Result<u64, StoreError> {

@@ -4,26 +4,18 @@ use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Wri
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use obol_model::{EventId, UsageEvent, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
 use super::sums::{Sums, day};
 use super::{EntryId, RejectedEntry, TakenEvent, UsageBatch, UsageQuery, UsageStore, UsageTotal};
 use crate::StoreError;
-use crate::files::{read_bounded, write_atomically};
+use crate::files::{lock, read_bounded, write_atomically};
 
 /// The longest line that is read as an event.
 const LONGEST_LINE: u64 = 4 << 20;
-/// How long writing waits for other processes to be done with theirs.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at whether they are.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Usage events in a directory, readable for its owner only, when there is no database:
 ///
@@ -94,28 +86,6 @@ impl UsageStore for FileUsage {
 
 fn unusable(path: &Path, error: &io::Error) -> StoreError {
     StoreError::Unavailable(format!("cannot use `{}`: {error}", path.display()))
-}
-
-/// Waits for the processes that write, within bounds.
-fn lock(path: &Path) -> Result<Flock<File>, StoreError> {
-    let failed = |e: io::Error| unusable(path, &e);
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(false).mode(0o600).open(path).map_err(failed)?;
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((_, e)) if e != Errno::EWOULDBLOCK => return Err(failed(e.into())),
-            Err(_) if Instant::now() > end => {
-                let path = path.display();
-                return Err(StoreError::Unavailable(format!(
-                    "another process has held `{path}` for {PATIENCE:?}"
-                )));
-            }
-            Err((again, _)) => file = again,
-        }
-        thread::sleep(LOOK);
-    }
 }
 
 /// The file of the month in which a call began.
