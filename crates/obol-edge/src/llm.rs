@@ -18,7 +18,7 @@ use obol_llm::{
 };
 use obol_meter::{Denied, Meter, Price, Standing, UsageGuard};
 use obol_model::snapshot::{Model, Target};
-use obol_model::{Clock, Kind, Limits, ModelName, NanoUsd, Outcome, Tokens, UsageKind};
+use obol_model::{Clock, Kind, Limits, ModelCall, ModelName, NanoUsd, Outcome, Tokens, UsageKind};
 
 use crate::audit;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
@@ -154,7 +154,11 @@ impl LlmSurface {
         let worst = attempts.iter().map(|attempt| attempt.target.price.worst(most_input, output)).max();
         let worst = worst.unwrap_or_default();
         let price = attempts.first().map(|attempt| attempt.target.price.clone()).unwrap_or_default();
-        let kind = UsageKind::ChatCompletion { model: name.clone(), provider: None, upstream_model: None };
+        let kind = UsageKind::ChatCompletion(ModelCall {
+            model: name.clone(),
+            provider: None,
+            upstream_model: None,
+        });
         let start = toll::start(admitted, kind, Price::Tokens(price));
         let terms = toll::terms(admitted, Some(name), worst, most_input.saturating_add(output));
         self.meter.admit(start, terms).await.map_err(|denied| Refused::denied(&denied, worst))
@@ -450,11 +454,11 @@ mod tests {
             workspace_id: "acme".parse().unwrap(),
             principal: Principal::Key("k1".parse().unwrap()),
             revision: Revision { epoch: 1, number: 7 },
-            kind: UsageKind::ChatCompletion {
+            kind: UsageKind::ChatCompletion(ModelCall {
                 model: "small".parse().unwrap(),
                 provider: None,
                 upstream_model: None,
-            },
+            }),
             price: Price::Tokens(targets[0].price.clone()),
             request_id: RequestId::new(),
         };
@@ -471,9 +475,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_that_was_sent_and_abandoned_costs_its_prompt_at_the_target_it_went_to() {
         let event = abandoned(Some(Sent { target_index: 1, estimated_input: 5 })).await;
-        let UsageKind::ChatCompletion { provider, upstream_model, .. } = event.kind else {
-            panic!("{:?}", event.kind)
-        };
+        let ModelCall { provider, upstream_model, .. } = event.kind.model_call().unwrap().clone();
         assert_eq!(provider, Some("second".parse().unwrap()));
         assert_eq!(upstream_model.as_deref(), Some("second-model"));
         assert_eq!((event.tokens.input, event.estimated, event.outcome), (5, true, Outcome::Partial));

@@ -287,11 +287,11 @@ impl UsageGuard {
         self.start.request_id
     }
 
-    /// Names the target that serves a chat completion, and its price. Without effect on a tool call.
+    /// Names the target that serves a call of a model, and its price. Without effect on a tool call.
     pub fn served_by(&mut self, by: &ProviderName, as_model: &str, price: TokenPrice) {
-        if let UsageKind::ChatCompletion { provider, upstream_model, .. } = &mut self.start.kind {
-            *provider = Some(by.clone());
-            *upstream_model = Some(as_model.to_owned());
+        if let Some(call) = self.start.kind.model_call_mut() {
+            call.provider = Some(by.clone());
+            call.upstream_model = Some(as_model.to_owned());
             self.start.price = Price::Tokens(price);
         }
     }

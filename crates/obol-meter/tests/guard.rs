@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use obol_meter::{Denied, EmbeddedLedger, Flusher, Meter, MeterOptions, Price, Start, UsageGuard, meter};
-use obol_model::{Kind, NanoUsd, Outcome, ReplicaId, Tokens, UsageEvent, UsageKind};
+use obol_model::{Kind, ModelCall, NanoUsd, Outcome, ReplicaId, Tokens, UsageEvent, UsageKind};
 use proptest::prelude::*;
 use support::{chat, clock, free, price, tool};
 use tokio_util::sync::CancellationToken;
@@ -50,11 +50,11 @@ async fn a_finished_call_is_one_event_with_what_was_told() {
     assert_eq!(event.started_at, clock().now());
     assert_eq!(
         event.kind,
-        UsageKind::ChatCompletion {
+        UsageKind::ChatCompletion(ModelCall {
             model: "fast".parse().unwrap(),
             provider: Some("openai".parse().unwrap()),
             upstream_model: Some("gpt-x".into())
-        }
+        })
     );
 }
 

@@ -38,4 +38,4 @@ pub use seal::{KeyRing, SealError};
 pub use secret::Secret;
 pub use session_id::{ParseSessionIdError, SessionId};
 pub use snapshot::Revision;
-pub use usage::{EventId, EventPart, Outcome, ParseEventIdError, Tokens, UsageEvent, UsageKind};
+pub use usage::{EventId, EventPart, ModelCall, Outcome, ParseEventIdError, Tokens, UsageEvent, UsageKind};

@@ -77,14 +77,59 @@ pub enum UsageKind {
         tool: String,
     },
     /// `/v1/chat/completions`.
-    ChatCompletion {
-        /// The public name.
-        model: ModelName,
-        /// The provider that answered, when one did.
-        provider: Option<ProviderName>,
-        /// The provider's own name for the model, when one answered.
-        upstream_model: Option<String>,
-    },
+    ChatCompletion(ModelCall),
+    /// `/v1/messages`.
+    Message(ModelCall),
+    /// `/v1/responses`.
+    Response(ModelCall),
+    /// `/v1/embeddings`.
+    Embedding(ModelCall),
+}
+
+/// A metered call of a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelCall {
+    /// The public name.
+    pub model: ModelName,
+    /// The provider that answered, when one did.
+    pub provider: Option<ProviderName>,
+    /// The provider's own name for the model, when one answered.
+    pub upstream_model: Option<String>,
+}
+
+impl UsageKind {
+    /// The stable word for stores and metrics; the same as in JSON.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::ToolCall { .. } => "tool_call",
+            Self::ChatCompletion(_) => "chat_completion",
+            Self::Message(_) => "message",
+            Self::Response(_) => "response",
+            Self::Embedding(_) => "embedding",
+        }
+    }
+
+    /// The model that was called; nothing for a tool.
+    pub fn model_call(&self) -> Option<&ModelCall> {
+        match self {
+            Self::ToolCall { .. } => None,
+            Self::ChatCompletion(call)
+            | Self::Message(call)
+            | Self::Response(call)
+            | Self::Embedding(call) => Some(call),
+        }
+    }
+
+    /// As [`UsageKind::model_call`], to be changed.
+    pub fn model_call_mut(&mut self) -> Option<&mut ModelCall> {
+        match self {
+            Self::ToolCall { .. } => None,
+            Self::ChatCompletion(call)
+            | Self::Message(call)
+            | Self::Response(call)
+            | Self::Embedding(call) => Some(call),
+        }
+    }
 }
 
 /// How a metered call ended (DESIGN §12.3).

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::ToSpan as _;
 use jiff::civil::Date;
-use obol_model::{NanoUsd, Principal, Secret, SignedNanoUsd, Tokens, UsageKind, WorkspaceId};
+use obol_model::{NanoUsd, Principal, Secret, SignedNanoUsd, Tokens, WorkspaceId};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Row, Transaction};
 
@@ -129,10 +129,7 @@ impl Columns {
         let at = SystemTime::try_from(event.started_at).map_err(|e| StoreError::Damaged(e.to_string()))?;
         self.started_at.push(at);
         self.part.push(part(event.event_id.part));
-        self.kind.push(match &event.kind {
-            UsageKind::ToolCall { .. } => "tool_call",
-            UsageKind::ChatCompletion { .. } => "chat_completion",
-        });
+        self.kind.push(event.kind.as_str());
         self.principal.push(column(&event.principal.to_string()));
         let (key, user) = match &event.principal {
             Principal::Key(id) => (Some(id.to_string()), [None, None]),

@@ -25,16 +25,18 @@ pub(super) fn day(at: Timestamp) -> Date {
 
 /// What was called, in the columns that it has: model, provider, model of the provider, connection, tool.
 pub(super) fn called(kind: &UsageKind) -> [Option<&str>; 5] {
-    match kind {
-        UsageKind::ToolCall { connection, tool } => [None, None, None, Some(connection.as_str()), Some(tool)],
-        UsageKind::ChatCompletion { model, provider, upstream_model } => [
-            Some(model.as_str()),
-            provider.as_ref().map(ProviderName::as_str),
-            upstream_model.as_deref(),
-            None,
-            None,
-        ],
-    }
+    let (connection, tool) = match kind {
+        UsageKind::ToolCall { connection, tool } => (Some(connection.as_str()), Some(tool.as_str())),
+        _ => (None, None),
+    };
+    let call = kind.model_call();
+    [
+        call.map(|call| call.model.as_str()),
+        call.and_then(|call| call.provider.as_ref()).map(ProviderName::as_str),
+        call.and_then(|call| call.upstream_model.as_deref()),
+        connection,
+        tool,
+    ]
 }
 
 fn value(by: UsageBy, event: &UsageEvent) -> String {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use obol_meter::{Price, Start, Terms};
 use obol_model::{
-    Clock, ManualClock, NanoUsd, PerMillion, Principal, Rates, RequestId, Revision, TokenPrice, UsageKind,
+    Clock, ManualClock, ModelCall, NanoUsd, PerMillion, Principal, Rates, RequestId, Revision, TokenPrice,
+    UsageKind,
 };
 
 pub(crate) fn clock() -> Arc<dyn Clock> {
@@ -25,11 +26,11 @@ pub(crate) fn tool(price: u64) -> Start {
 
 pub(crate) fn chat(price: TokenPrice) -> Start {
     Start {
-        kind: UsageKind::ChatCompletion {
+        kind: UsageKind::ChatCompletion(ModelCall {
             model: "fast".parse().unwrap(),
             provider: None,
             upstream_model: None,
-        },
+        }),
         price: Price::Tokens(price),
         ..tool(0)
     }
