@@ -9,7 +9,8 @@ use obol_model::{
 use parking_lot::Mutex;
 
 use crate::ledger::{
-    Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Open, Rate, Reservation, Standing,
+    Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Line, Open, Rate, Reservation,
+    Standing,
 };
 use crate::windows::{MINUTE, Windows, minute};
 
@@ -53,7 +54,7 @@ enum Call {
         event: Box<UsageEvent>,
     },
     Orphaned {
-        amount: i64,
+        amount: NanoUsd,
     },
     Closed,
 }
@@ -80,6 +81,22 @@ impl EmbeddedLedger {
     }
 }
 
+impl Spent {
+    fn left(self, line: &Line) -> i64 {
+        nanos(line.limit) - self.settled - self.reserved
+    }
+
+    fn no_room(self, line: &Line, amount: NanoUsd, reset: Option<Duration>) -> Denied {
+        Denied::Budget {
+            name: line.name.clone(),
+            left: NanoUsd::new(u64::try_from(self.left(line)).unwrap_or_default()),
+            held: NanoUsd::new(u64::try_from(self.reserved).unwrap_or_default()),
+            amount,
+            reset,
+        }
+    }
+}
+
 impl Account {
     fn book(&mut self, counters: &[String], by: i64) {
         for counter in counters {
@@ -100,6 +117,11 @@ impl Account {
             *used = used.saturating_add(tokens.unwrap_or(0)).saturating_sub(reservation.tokens);
         }
     }
+}
+
+/// A top-up may have raised what was set aside since the event was written.
+fn with_reserved(event: &UsageEvent, reserved: NanoUsd) -> UsageEvent {
+    UsageEvent { reserved, overrun: event.cost.nanos() > nanos(reserved), ..event.clone() }
 }
 
 fn nanos(amount: NanoUsd) -> i64 {
@@ -148,15 +170,12 @@ impl Ledger for EmbeddedLedger {
             let [_, current, _] = &windows.names;
             let counter = format!("{}:{current}", line.counter.as_str());
             let spent = account.counters.get(&counter).copied().unwrap_or_default();
-            let left = nanos(line.limit) - spent.settled - spent.reserved;
-            if nanos(*amount) > left.max(0) {
-                return Err(Denied::Budget {
-                    name: line.name.clone(),
-                    left: NanoUsd::new(u64::try_from(left).unwrap_or_default()),
-                    held: NanoUsd::new(u64::try_from(spent.reserved).unwrap_or_default()),
-                    amount: *amount,
-                    reset: windows.bounds.map(|[_, _, next, _]| ms(next - now)),
-                });
+            if nanos(*amount) > spent.left(line).max(0) {
+                return Err(spent.no_room(
+                    line,
+                    *amount,
+                    windows.bounds.map(|[_, _, next, _]| ms(next - now)),
+                ));
             }
             counters.push(counter);
         }
@@ -184,6 +203,50 @@ impl Ledger for EmbeddedLedger {
         Ok(Admission { windows, standing })
     }
 
+    async fn top_up(
+        &self,
+        asked: &Reservation,
+        _: &Admission,
+        amount: NanoUsd,
+        tokens: u64,
+    ) -> Result<(), Denied> {
+        let now = self.now();
+        let mut state = self.state.lock();
+        let account = state.accounts.entry(asked.workspace_id.clone()).or_default();
+        let Account { calls, counters: spent, rates, .. } = account;
+        let Some(Call::Open { reservation, counters, minute, .. }) = calls.get_mut(&asked.request_id) else {
+            return Err(LedgerError::Closed.into());
+        };
+        let more = nanos(amount).saturating_sub(nanos(reservation.amount)).max(0);
+        let more_tokens = tokens.saturating_sub(reservation.tokens);
+        let rate = rates.get_mut(&(reservation.principal.to_string(), *minute));
+        let used = rate.as_ref().map_or(0, |(_, used)| *used);
+        let left = reservation.limits.tokens_per_minute.map(|most| most.saturating_sub(used));
+        if let Some(left) = left.filter(|left| more_tokens > 0 && *left < more_tokens) {
+            return Err(Denied::Rate { what: Rate::Tokens, left, reset: ms(*minute + MINUTE - now) });
+        }
+        for (line, counter) in reservation.lines.iter().zip(counters.iter()) {
+            let spent = spent.get(counter).copied().unwrap_or_default();
+            if more > spent.left(line).max(0) {
+                let windows = Windows::around(line.window, reservation.asked_at);
+                return Err(spent.no_room(
+                    line,
+                    amount,
+                    windows.bounds.map(|[_, _, next, _]| ms(next - now)),
+                ));
+            }
+        }
+        for counter in counters.iter() {
+            spent.entry(counter.clone()).or_default().reserved += more;
+        }
+        if let Some((_, used)) = rate {
+            *used = used.saturating_add(more_tokens);
+        }
+        reservation.amount = reservation.amount.max(amount);
+        reservation.tokens = reservation.tokens.max(tokens);
+        Ok(())
+    }
+
     async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {
         let mut state = self.state.lock();
         for Closing { reservation, settled } in closings {
@@ -198,24 +261,27 @@ impl Ledger for EmbeddedLedger {
                     account.release(&reservation, &counters, minute, tokens);
                     settled.as_ref().map(|settled| {
                         account.book(&counters, settled.event.cost.nanos());
-                        settled.event.clone()
+                        with_reserved(&settled.event, reservation.amount)
                     })
                 }
                 (Some(Call::Orphaned { amount }), Some(settled)) => {
-                    let by = SignedNanoUsd::new(settled.event.cost.nanos() - amount);
+                    let by = SignedNanoUsd::new(settled.event.cost.nanos() - nanos(amount));
                     let lines = reservation.lines.iter().map(|line| {
                         let [_, current, _] = Windows::around(line.window, reservation.asked_at).names;
                         format!("{}:{current}", line.counter.as_str())
                     });
                     account.book(&lines.collect::<Vec<_>>(), by.nanos());
                     let event_id = EventId { part: EventPart::Correction, ..settled.event.event_id };
-                    Some(UsageEvent { event_id, cost: by, ..settled.event.clone() })
+                    Some(UsageEvent { event_id, cost: by, ..with_reserved(&settled.event, amount) })
                 }
                 (None, Some(settled)) => Some(settled.event.clone()),
                 (Some(Call::Closed), _) | (Some(Call::Orphaned { .. }) | None, None) => None,
             };
-            if let Some(event) = event {
+            if let (Some(event), Some(settled)) = (event, settled) {
                 self.write(&mut state, event);
+                for attempt in &settled.attempts {
+                    self.write(&mut state, attempt.clone());
+                }
             }
         }
         // Nobody else can repeat a flight here, so what is closed need not be known for long.
@@ -266,12 +332,12 @@ impl Ledger for EmbeddedLedger {
                     account.calls.insert(orphan.request_id, call);
                     continue;
                 };
-                let amount = nanos(reservation.amount);
+                let amount = reservation.amount;
                 account.release(&reservation, &counters, minute, Some(reservation.tokens));
-                account.book(&counters, amount);
+                account.book(&counters, nanos(amount));
                 account.calls.insert(orphan.request_id, Call::Orphaned { amount });
-                let cost = reservation.amount.into();
-                events.push(UsageEvent { outcome: Outcome::Orphaned, cost, ..*event });
+                let event = UsageEvent { outcome: Outcome::Orphaned, cost: amount.into(), ..*event };
+                events.push(with_reserved(&event, amount));
             }
         }
         let booked = events.len();

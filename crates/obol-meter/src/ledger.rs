@@ -272,6 +272,8 @@ impl Closing {
 pub(crate) struct Settled {
     pub(crate) admission: Admission,
     pub(crate) event: UsageEvent,
+    /// One each, when there was more than one.
+    pub(crate) attempts: Vec<UsageEvent>,
 }
 
 /// What the ledger did not close.
@@ -329,6 +331,21 @@ pub trait Ledger: Debug + Send + Sync + 'static {
     /// # Errors
     /// Why the call must not be made.
     async fn reserve(&self, reservation: &Reservation, event: &UsageEvent) -> Result<Admission, Denied>;
+
+    /// Raises what is set aside for an open call to at least `amount` and `tokens`, in all of its budgets, in the windows of
+    /// its admission, or says why not and changes nothing.
+    ///
+    /// Not cancel-safe: one that was abandoned may have taken effect. The closing gives back whatever it was.
+    ///
+    /// # Errors
+    /// Why it is as it was.
+    async fn top_up(
+        &self,
+        reservation: &Reservation,
+        admission: &Admission,
+        amount: NanoUsd,
+        tokens: u64,
+    ) -> Result<(), Denied>;
 
     /// Closes calls: moves the counters and writes the events, each exactly once, however often it is asked.
     ///

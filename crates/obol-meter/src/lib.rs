@@ -25,6 +25,6 @@ pub use crate::ledger::{
     Admission, Audited, CloseError, Closing, Counter, Denied, Ledger, LedgerError, Line, Open, Rate,
     Reservation, Standing, in_scope,
 };
-pub use crate::meter::{Meter, MeterOptions, Price, Start, Terms, UsageGuard, meter};
+pub use crate::meter::{Attempt, Meter, MeterOptions, Price, Start, Terms, UsageGuard, meter};
 pub use crate::redis_ledger::RedisLedger;
 pub use crate::sweeper::{Owners, Sweeper};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use obol_model::{
-    Clock, Limits, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId, Revision, SignedNanoUsd,
-    TokenPrice, Tokens, UsageEvent, UsageKind, WorkspaceId, metric,
+    Clock, EventId, EventPart, Limits, NanoUsd, Outcome, Principal, ProviderName, ReplicaId, RequestId,
+    Revision, SignedNanoUsd, TokenPrice, Tokens, UsageEvent, UsageKind, WorkspaceId, metric,
 };
 use parking_lot::RwLock;
 use tokio::sync::mpsc::error::TrySendError;
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::flusher::Flusher;
-use crate::ledger::{Admission, Closing, Denied, Ledger, Line, Reservation, Settled, Standing};
+use crate::ledger::{Admission, Closing, Denied, Ledger, LedgerError, Line, Reservation, Settled, Standing};
 
 /// Bounds of the meter.
 #[derive(Debug, Clone)]
@@ -68,6 +68,9 @@ pub fn meter(
 
 /// Most tokens of one call: a million calls of a minute can be summed in Lua's numbers.
 const MOST_TOKENS: u64 = 1 << 33;
+
+/// Most attempts of one call that get events of their own.
+const MOST_ATTEMPTS: usize = 16;
 
 /// Admits metered calls, one guard each. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -179,6 +182,27 @@ impl Price {
     }
 }
 
+/// One attempt at a target, for information: only the call's own event is summed (DESIGN §12.3).
+#[derive(Debug, Clone)]
+pub struct Attempt {
+    /// Whose target.
+    pub provider: ProviderName,
+    /// As the provider calls the model.
+    pub upstream_model: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// Milliseconds until it ended.
+    pub duration_ms: u64,
+    /// What is known of its tokens.
+    pub tokens: Tokens,
+    /// The tokens are our estimate.
+    pub estimated: bool,
+    /// What they cost.
+    pub price: TokenPrice,
+}
+
 impl Meter {
     /// Admits one call: takes its place in the queue and sets aside what it may cost, in one flight to the ledger.
     ///
@@ -187,15 +211,7 @@ impl Meter {
     /// # Errors
     /// Why the call must not be made.
     pub async fn admit(&self, start: Start, terms: Terms) -> Result<(UsageGuard, Standing), Denied> {
-        if let Some(line) = terms.lines.iter().find(|line| terms.worst > line.limit) {
-            let (name, limit) = (line.name.clone(), line.limit);
-            return Err(Denied::NeverFits { name, limit, amount: terms.worst });
-        }
-        // What is beyond any model would not be counted exactly.
-        let limit = terms.limits.tokens_per_minute.unwrap_or(MOST_TOKENS).min(MOST_TOKENS);
-        if terms.tokens > limit {
-            return Err(Denied::TooManyTokens { limit, tokens: terms.tokens });
-        }
+        may_ever_fit(&terms.lines, &terms.limits, terms.worst, terms.tokens)?;
         if self.shared.open.parked(&start.workspace_id) >= self.shared.most_parked {
             return Err(Denied::QueueFull);
         }
@@ -229,6 +245,7 @@ impl Meter {
             tokens: Tokens::default(),
             estimated: false,
             outcome: Outcome::Orphaned,
+            attempts: Vec::new(),
         };
         let if_nobody_settles = guard.event(worst);
         match self.shared.ledger.reserve(&guard.reservation, &if_nobody_settles).await {
@@ -265,6 +282,17 @@ impl Meter {
     }
 }
 
+/// # Errors
+/// When waiting does not help.
+fn may_ever_fit(lines: &[Line], limits: &Limits, amount: NanoUsd, tokens: u64) -> Result<(), Denied> {
+    if let Some(line) = lines.iter().find(|line| amount > line.limit) {
+        return Err(Denied::NeverFits { name: line.name.clone(), limit: line.limit, amount });
+    }
+    // What is beyond any model would not be counted exactly.
+    let limit = limits.tokens_per_minute.unwrap_or(MOST_TOKENS).min(MOST_TOKENS);
+    if tokens > limit { Err(Denied::TooManyTokens { limit, tokens }) } else { Ok(()) }
+}
+
 /// One admitted call. It becomes exactly one usage event: by [`UsageGuard::finish`], or as [`Outcome::Partial`] with
 /// what is known by then when it is dropped.
 pub struct UsageGuard {
@@ -279,6 +307,7 @@ pub struct UsageGuard {
     tokens: Tokens,
     estimated: bool,
     outcome: Outcome,
+    attempts: Vec<Attempt>,
 }
 
 impl UsageGuard {
@@ -300,6 +329,38 @@ impl UsageGuard {
     pub fn set_tokens(&mut self, tokens: Tokens, estimated: bool) {
         self.tokens = tokens;
         self.estimated = estimated;
+    }
+
+    /// Raises what is set aside to at least `worst` and `tokens`, in all budgets of the call, in the windows of its
+    /// admission; without a flight when it is enough already. Before a target that may cost more than the one before.
+    ///
+    /// Cancel-safe: one that was abandoned may have taken effect or not, and the closing gives back whatever it was. Asking
+    /// again, after that or after [`Denied::Ledger`], raises nothing twice.
+    ///
+    /// # Errors
+    /// Why the call must not go on to that target. What was set aside before still is, and the call is still open.
+    pub async fn top_up(&mut self, worst: NanoUsd, tokens: u64) -> Result<(), Denied> {
+        let Reservation { lines, limits, amount, tokens: most, .. } = &self.reservation;
+        let (amount, tokens) = (worst.max(*amount), tokens.max(*most));
+        if (amount, tokens) == (self.reservation.amount, *most) {
+            return Ok(());
+        }
+        may_ever_fit(lines, limits, amount, tokens)?;
+        // A guard that was handed out was admitted.
+        let Some(admission) = &self.admission else { return Err(LedgerError::Closed.into()) };
+        self.shared.ledger.top_up(&self.reservation, admission, amount, tokens).await?;
+        (self.reservation.amount, self.reservation.tokens) = (amount, tokens);
+        Ok(())
+    }
+
+    /// Notes an attempt at a target. When there was more than one by the time the call is closed, an event of each is
+    /// written with the call's own, which alone is summed: what its caller is charged is what [`UsageGuard::set_tokens`] says
+    /// at the price of [`UsageGuard::served_by`], whatever attempts before it cost. Of one attempt the call's event says all.
+    /// Those beyond the sixteenth are not kept. Without effect on a tool call.
+    pub fn attempt(&mut self, attempt: Attempt) {
+        if self.attempts.len() < MOST_ATTEMPTS && self.start.kind.model_call().is_some() {
+            self.attempts.push(attempt);
+        }
     }
 
     /// Gives back what was set aside for a call that is not made after all: there is no event of it.
@@ -345,6 +406,34 @@ impl UsageGuard {
         }
     }
 
+    /// The events of the attempts, when there was more than one.
+    fn attempts(&mut self) -> Vec<UsageEvent> {
+        let attempts = std::mem::take(&mut self.attempts);
+        if attempts.len() < 2 {
+            return Vec::new();
+        }
+        let events = attempts.into_iter().zip(1..).map(|(attempt, n)| {
+            let mut kind = self.start.kind.clone();
+            if let Some(call) = kind.model_call_mut() {
+                call.provider = Some(attempt.provider);
+                call.upstream_model = Some(attempt.upstream_model);
+            }
+            UsageEvent {
+                event_id: EventId { request: self.start.request_id, part: EventPart::Attempt(n) },
+                kind,
+                outcome: attempt.outcome,
+                started_at: attempt.started_at,
+                duration_ms: attempt.duration_ms,
+                tokens: attempt.tokens,
+                estimated: attempt.estimated,
+                overrun: false,
+                reserved: NanoUsd::ZERO,
+                ..self.event(Price::Tokens(attempt.price).cost(&attempt.tokens, attempt.outcome))
+            }
+        });
+        events.collect()
+    }
+
     /// Nothing was set aside, and nothing is to be closed.
     fn forget(mut self) {
         self.place = None;
@@ -357,7 +446,8 @@ impl Drop for UsageGuard {
         let Some(place) = self.place.take() else { return };
         let settled = self.admission.take().map(|admission| {
             metrics::counter!(metric::USAGE_EVENTS, "outcome" => self.outcome.as_str()).increment(1);
-            Settled { admission, event: self.event(self.start.price.cost(&self.tokens, self.outcome)) }
+            let event = self.event(self.start.price.cost(&self.tokens, self.outcome));
+            Settled { admission, event, attempts: self.attempts() }
         });
         place.send(Closing { reservation: self.reservation.clone(), settled });
         // INVARIANT: after the closing is in the queue, so that an idle meter means a complete queue.

@@ -35,6 +35,7 @@ const MOST_COUNTERS: usize = 100_000;
 pub struct RedisLedger {
     redis: Redis,
     reserve: Script,
+    top_up: Script,
     close: Script,
     max_len: usize,
     /// Those of which the index knows.
@@ -49,6 +50,7 @@ impl RedisLedger {
         Self {
             redis,
             reserve: Script::new("ledger_reserve_v1", include_str!("scripts/ledger_reserve_v1.lua")),
+            top_up: Script::new("ledger_top_up_v1", include_str!("scripts/ledger_top_up_v1.lua")),
             close: Script::new("ledger_close_v1", include_str!("scripts/ledger_close_v1.lua")),
             max_len: MAX_LEN,
             indexed: Mutex::default(),
@@ -122,10 +124,44 @@ impl Keys<'_> {
         windows.names.each_ref().map(|name| format!("{}{}:{name}", self.counter(), line.counter.as_str()))
     }
 
+    /// In the windows that were chosen at admission.
+    fn chosen(&self, reservation: &Reservation, admission: &Admission) -> Chosen {
+        let mut positions = admission.windows.iter().map(|digit| usize::from(*digit));
+        let at = positions.next().unwrap_or(1);
+        let rate = self.rates(reservation).into_iter().nth(at).unwrap_or_default();
+        let minutes = i64::try_from(at).unwrap_or(1);
+        let minute_ends = minute(reservation.asked_at).saturating_add(minutes * MINUTE);
+        let lines = reservation.lines.iter().zip(positions).map(|(line, at)| {
+            let windows = Windows::around(line.window, reservation.asked_at);
+            let key = self.counters(line, &windows).into_iter().nth(at).unwrap_or_default();
+            let ends = windows.bounds.and_then(|bounds| bounds.get(at + 1).copied());
+            let last = windows.bounds.map(|[.., end]| end);
+            ChosenCounter { key, ends, last, keep: windows.keep }
+        });
+        Chosen { rate, minute_ends, counters: lines.collect() }
+    }
+
     /// What all counters begin with.
     fn counter(&self) -> String {
         format!("ledger:{{{}}}:c:", self.0)
     }
+}
+
+/// The counters of one call. Times are in ms since the epoch.
+struct Chosen {
+    rate: String,
+    minute_ends: i64,
+    counters: Vec<ChosenCounter>,
+}
+
+struct ChosenCounter {
+    key: String,
+    /// When its window ends, if it does.
+    ends: Option<i64>,
+    /// When the last of the windows ends that could have been chosen.
+    last: Option<i64>,
+    /// For how long in ms it is kept then.
+    keep: i64,
 }
 
 fn member(reservation: &Reservation) -> String {
@@ -160,7 +196,6 @@ fn millis(text: &str) -> Option<Duration> {
 /// The answers of `ledger_reserve_v1`.
 fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, Denied> {
     let text: Vec<&str> = answer.iter().map(String::as_str).collect();
-    let strange = || Denied::Ledger(LedgerError::Unavailable(format!("it answered {answer:?}")));
     match *text.as_slice() {
         ["ok", windows, requests, tokens, reset] => Ok(Admission {
             windows: windows.bytes().map(|digit| digit.saturating_sub(b'0')).collect(),
@@ -170,27 +205,34 @@ fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, 
                 reset: millis(reset).unwrap_or_default(),
             },
         }),
+        _ => Err(denied(reservation, reservation.amount, answer)),
+    }
+}
+
+/// What is not an "ok", of all scripts that set something aside.
+fn denied(reservation: &Reservation, amount: NanoUsd, answer: &[String]) -> Denied {
+    let text: Vec<&str> = answer.iter().map(String::as_str).collect();
+    let told = match *text.as_slice() {
         ["budget", position, left, reset, held] => {
             let line = position.parse::<usize>().ok().and_then(|at| reservation.lines.get(at));
-            Err(Denied::Budget {
-                name: line.ok_or_else(strange)?.name.clone(),
-                left: NanoUsd::new(left.parse().map_err(|_| strange())?),
+            line.zip(left.parse().ok()).map(|(line, left)| Denied::Budget {
+                name: line.name.clone(),
+                left: NanoUsd::new(left),
                 held: NanoUsd::new(held.parse().unwrap_or_default()),
-                amount: reservation.amount,
+                amount,
                 reset: millis(reset),
             })
         }
-        ["rate", what, left, reset] => Err(Denied::Rate {
-            what: if what == "requests" { Rate::Requests } else { Rate::Tokens },
-            left: left.parse().map_err(|_| strange())?,
-            reset: millis(reset).ok_or_else(strange)?,
+        ["rate", what, left, reset] => left.parse().ok().zip(millis(reset)).map(|(left, reset)| {
+            Denied::Rate { what: if what == "requests" { Rate::Requests } else { Rate::Tokens }, left, reset }
         }),
-        ["busy"] => Err(Denied::Concurrency),
-        ["lost"] => Err(LedgerError::Lost.into()),
-        ["clock"] => Err(LedgerError::Clock.into()),
-        ["closed"] => Err(LedgerError::Closed.into()),
-        _ => Err(strange()),
-    }
+        ["busy"] => Some(Denied::Concurrency),
+        ["lost"] => Some(LedgerError::Lost.into()),
+        ["clock"] => Some(LedgerError::Clock.into()),
+        ["closed"] => Some(LedgerError::Closed.into()),
+        _ => None,
+    };
+    told.unwrap_or_else(|| LedgerError::Unavailable(format!("it answered {answer:?}")).into())
 }
 
 impl RedisLedger {
@@ -202,15 +244,15 @@ impl RedisLedger {
             keys: vec![keys.reservation(reservation.request_id), keys.open(), keys.under_way(), keys.usage()],
             args: vec![member(reservation).into_bytes()],
         };
-        let lines = reservation.lines.iter().map(|line| {
-            let windows = Windows::around(line.window, reservation.asked_at);
-            (keys.counters(line, &windows), windows)
-        });
-        let Some(Settled { admission, event }) = settled else {
+        let Some(Settled { admission, event, attempts }) = settled else {
             call.args.extend([b"void".to_vec(), b"0".to_vec(), b"0".to_vec(), vec![], vec![]]);
             self.life(&mut call);
             call.keys.extend(keys.rates(reservation));
-            call.keys.extend(lines.flat_map(|(counters, _)| counters));
+            call.keys.extend(
+                reservation.lines.iter().flat_map(|line| {
+                    keys.counters(line, &Windows::around(line.window, reservation.asked_at))
+                }),
+            );
             return Ok(call);
         };
         let correction = EventId { part: EventPart::Correction, ..event.event_id };
@@ -219,15 +261,15 @@ impl RedisLedger {
         call.args.extend([b"settle".to_vec(), number(event.cost.nanos()), number(tokens)]);
         call.args.extend([head(event)?, head(&correction)?]);
         self.life(&mut call);
-        let mut chosen = admission.windows.iter().map(|digit| usize::from(*digit));
-        let mut choose =
-            |of: [String; 3]| chosen.next().and_then(|at| of.into_iter().nth(at)).unwrap_or_default();
-        call.keys.push(choose(keys.rates(reservation)));
-        for (counters, windows) in lines {
-            call.keys.push(choose(counters));
-            let last =
-                windows.bounds.map(|[.., end]| end - reservation.asked_at.as_millisecond() + windows.keep);
-            call.args.push(last.map(number).unwrap_or_default());
+        let Chosen { rate, counters, .. } = keys.chosen(reservation, admission);
+        call.keys.push(rate);
+        for ChosenCounter { key, last, keep, .. } in counters {
+            call.keys.push(key);
+            let keep = last.map(|last| last - reservation.asked_at.as_millisecond() + keep);
+            call.args.push(keep.map(number).unwrap_or_default());
+        }
+        for attempt in attempts {
+            call.args.push(serde_json::to_vec(attempt).map_err(|e| LedgerError::Unavailable(e.to_string()))?);
         }
         Ok(call)
     }
@@ -273,6 +315,36 @@ impl Ledger for RedisLedger {
         let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
         let answer: Vec<String> = self.redis.run(&self.reserve, &names, &args).await.map_err(unavailable)?;
         admission(reservation, &answer)
+    }
+
+    async fn top_up(
+        &self,
+        reservation: &Reservation,
+        admission: &Admission,
+        amount: NanoUsd,
+        tokens: u64,
+    ) -> Result<(), Denied> {
+        let keys = Keys(&reservation.workspace_id);
+        let Chosen { rate, minute_ends, counters } = keys.chosen(reservation, admission);
+        let mut names = vec![keys.meta(), keys.reservation(reservation.request_id), rate];
+        let mut args = vec![
+            self.now.map(|now| number(now().as_millisecond())).unwrap_or_default(),
+            number(amount.nanos()),
+            number(tokens),
+            maybe(reservation.limits.tokens_per_minute),
+            number(minute_ends),
+        ];
+        for (line, ChosenCounter { key, ends, keep, .. }) in reservation.lines.iter().zip(counters) {
+            names.push(key);
+            args.extend([number(line.limit.nanos()), ends.map(number).unwrap_or_default(), number(keep)]);
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
+        let answer: Vec<String> = self.redis.run(&self.top_up, &names, &args).await.map_err(unavailable)?;
+        match answer.as_slice() {
+            [ok] if ok == "ok" => Ok(()),
+            _ => Err(denied(reservation, amount, &answer)),
+        }
     }
 
     async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {

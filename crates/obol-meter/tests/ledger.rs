@@ -10,158 +10,20 @@
 
 mod support;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures::future::join_all;
-use obol_meter::{
-    Denied, EmbeddedLedger, Flusher, Ledger, LedgerError, Line, Meter, MeterOptions, Owners, Price, Rate,
-    RedisLedger, Start, Sweeper, Terms, UsageGuard, in_scope, meter,
-};
+use obol_meter::{Denied, LedgerError, MeterOptions, Price, Rate, Start, Terms};
 use obol_model::{
-    Budget, BudgetScope, Clock, EventPart, KeyBudget, Limits, ManualClock, NanoUsd, Outcome, Principal,
-    ReplicaId, RequestId, Secret, SystemClock, UsageEvent, Window, WorkspaceId,
+    BudgetScope, Clock, EventPart, KeyBudget, Limits, ManualClock, NanoUsd, Outcome, Principal, RequestId,
+    SystemClock, Window,
 };
-use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
-use obol_testkit::redis::RedisServer;
+use support::ledgers::{Fixture, Process, budget, lines, terms, total};
 use support::tool;
 use tokio_util::sync::CancellationToken;
-
-fn ws() -> WorkspaceId {
-    "acme".parse().unwrap()
-}
-
-fn budget(scope: BudgetScope, window: Window, limit: u64) -> Budget {
-    Budget { name: format!("{scope:?} {window:?}"), scope, window, limit: NanoUsd::new(limit) }
-}
-
-fn lines(budgets: &[Budget], own: &[KeyBudget], who: &str) -> Vec<Line> {
-    in_scope(budgets, own, &Principal::Key(who.parse().unwrap()), Some(&"fast".parse().unwrap()))
-}
-
-/// For all of the workspace, for ever.
-fn total(limit: u64) -> Vec<Line> {
-    lines(&[budget(BudgetScope::Workspace, Window::Total, limit)], &[], "k1")
-}
-
-fn terms(lines: Vec<Line>, worst: u64) -> Terms {
-    Terms { lines, worst: NanoUsd::new(worst), ..Terms::default() }
-}
-
-/// Nobody is ever dead, or everybody is.
-#[derive(Debug)]
-struct Everybody {
-    is_gone: bool,
-}
-
-#[async_trait]
-impl Owners for Everybody {
-    async fn gone(&self, owners: &HashSet<ReplicaId>) -> Result<HashSet<ReplicaId>, String> {
-        Ok(if self.is_gone { owners.clone() } else { HashSet::new() })
-    }
-}
-
-/// One process: what it closes is closed when the test says so.
-struct Process {
-    meter: Meter,
-    flusher: Option<Flusher>,
-    ledger: Arc<dyn Ledger>,
-}
-
-impl Process {
-    fn new(ledger: Arc<dyn Ledger>) -> Self {
-        Self::living(ledger, MeterOptions::default())
-    }
-
-    fn living(ledger: Arc<dyn Ledger>, options: MeterOptions) -> Self {
-        Self::at(ledger, options, Arc::new(SystemClock))
-    }
-
-    fn at(ledger: Arc<dyn Ledger>, options: MeterOptions, clock: Arc<dyn Clock>) -> Self {
-        let (meter, flusher) = meter(ledger.clone(), clock, ReplicaId::generate(), options);
-        Self { meter, flusher: Some(flusher), ledger }
-    }
-
-    async fn admit(&self, terms: Terms) -> Result<UsageGuard, Denied> {
-        self.admit_as(tool(0), terms).await
-    }
-
-    async fn admit_as(&self, start: Start, terms: Terms) -> Result<UsageGuard, Denied> {
-        self.meter.admit(start, terms).await.map(|(guard, _)| guard)
-    }
-
-    /// An orderly end: everything is closed.
-    async fn end(&mut self) {
-        let shutdown = CancellationToken::new();
-        shutdown.cancel();
-        let flusher = self.flusher.take().unwrap();
-        assert_eq!(flusher.run(shutdown, CancellationToken::new()).await.lost, 0);
-    }
-
-    async fn sweep(&self, is_gone: bool) -> usize {
-        Sweeper::new(self.ledger.clone(), Arc::new(Everybody { is_gone })).sweep().await.unwrap()
-    }
-
-    /// Settled and reserved of each counter, which must be what the open reservations say.
-    async fn audit(&self) -> Vec<(String, i64, i64)> {
-        let audited = self.ledger.audit(&ws()).await.unwrap();
-        for counter in &audited {
-            assert_eq!(counter.reserved, counter.open, "{audited:?}");
-        }
-        audited.into_iter().map(|a| (a.counter, a.settled, a.reserved)).collect()
-    }
-}
-
-/// A ledger of each kind.
-struct Fixture {
-    server: Option<RedisServer>,
-    ledger: Arc<dyn Ledger>,
-    events: Option<Arc<EmbeddedLedger>>,
-}
-
-impl Fixture {
-    async fn redis() -> Self {
-        Self::redis_with(|ledger| ledger).await
-    }
-
-    async fn redis_with(more: impl FnOnce(RedisLedger) -> RedisLedger) -> Self {
-        let server = RedisServer::start().await;
-        server.cli(&["HSET", "ledger:{acme}:meta", "epoch", "1"]).await;
-        let redis = Redis::connect(RedisOptions::new(Secret::new(server.url()))).await.unwrap();
-        Self { server: Some(server), ledger: Arc::new(more(RedisLedger::new(redis))), events: None }
-    }
-
-    fn embedded() -> Self {
-        let ledger = Arc::new(EmbeddedLedger::new(Arc::new(SystemClock), 100_000));
-        Self { server: None, ledger: ledger.clone(), events: Some(ledger) }
-    }
-
-    async fn both() -> [Self; 2] {
-        [Self::redis().await, Self::embedded()]
-    }
-
-    fn process(&self) -> Process {
-        Process::new(self.ledger.clone())
-    }
-
-    fn server(&self) -> &RedisServer {
-        self.server.as_ref().unwrap()
-    }
-
-    async fn events(&self) -> Vec<UsageEvent> {
-        if let Some(ledger) = &self.events {
-            return ledger.events();
-        }
-        let entries: Vec<(String, Vec<(String, String)>)> =
-            self.server().query(&["XRANGE", "usage:{acme}", "-", "+"]).await;
-        let fields = entries.into_iter().flat_map(|(_, fields)| fields);
-        fields.map(|(_, event)| serde_json::from_str(&event).unwrap()).collect()
-    }
-}
 
 fn priced(price: u64) -> Start {
     tool(price)

@@ -13,7 +13,7 @@ use obol_meter::{
     Admission, Audited, CloseError, Closing, Denied, Flusher, Ledger, LedgerError, Meter, MeterOptions, Open,
     RedisLedger, Reservation, UsageGuard, meter,
 };
-use obol_model::{EventId, Outcome, ReplicaId, Secret, SystemClock, UsageEvent, WorkspaceId};
+use obol_model::{EventId, NanoUsd, Outcome, ReplicaId, Secret, SystemClock, UsageEvent, WorkspaceId};
 use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::redis::RedisServer;
@@ -94,6 +94,16 @@ struct Counted {
 impl Ledger for Counted {
     async fn reserve(&self, reservation: &Reservation, event: &UsageEvent) -> Result<Admission, Denied> {
         self.ledger.reserve(reservation, event).await
+    }
+
+    async fn top_up(
+        &self,
+        of: &Reservation,
+        admission: &Admission,
+        amount: NanoUsd,
+        tokens: u64,
+    ) -> Result<(), Denied> {
+        self.ledger.top_up(of, admission, amount, tokens).await
     }
 
     async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {

@@ -44,7 +44,7 @@ pub struct UsageEvent {
     pub reserved: NanoUsd,
     /// What it costs by the pinned publication; in a correction, by how much more (or less) than was booked.
     ///
-    /// INVARIANT: the last member in JSON, so that a script can write it.
+    /// INVARIANT: in JSON these three stand last, in this order, so that a script can write them.
     pub cost: SignedNanoUsd,
 }
 

@@ -6,7 +6,8 @@
 -- ARGV  1 member of the open ones, 2 how: "settle", "orphan" (by whoever found it) or "void" (the call was never made),
 --       3 cost, 4 tokens, 5 the event and 6 the correction of an orphaned one, each up to its cost,
 --       7 how long in ms it is known that it was closed, 8 the same for an orphaned one, 9 the stream's length,
---       then one for each counter: for how long it is kept if nobody knows it any more ('' for ever).
+--       then one for each counter: for how long it is kept if nobody knows it any more ('' for ever),
+--       then the events of attempts, for information.
 -- Gives what was done: "settled", "orphaned", "voided", "corrected", "lost" (settled without its reservation),
 --       "closed" (before).
 local member, how, cost = ARGV[1], ARGV[2], ARGV[3]
@@ -19,8 +20,22 @@ redis.call('HLEN', KEYS[3])
 for i = 5, #KEYS do
   redis.call('HLEN', KEYS[i])
 end
-local function write(event, by)
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event .. by .. '}')
+local function append(event)
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event)
+end
+-- The event names what was set aside in the end, which a top-up may have raised since it was written.
+local function write(event, by, spent)
+  if amount then
+    local overrun = tonumber(spent) > tonumber(amount)
+    event = string.gsub(event, '"overrun":%a+,"reserved":%d+,"cost":$',
+      '"overrun":' .. tostring(overrun) .. ',"reserved":' .. amount .. ',"cost":')
+  end
+  append(event .. by .. '}')
+end
+local function write_attempts()
+  for i = 9 + #KEYS - 5 + 1, #ARGV do
+    append(ARGV[i])
+  end
 end
 local function mark(closed, ms, booked)
   redis.call('DEL', KEYS[1])
@@ -58,20 +73,22 @@ if state == 'open' then
     release(0)
     return 'voided'
   elseif how == 'orphan' then
-    write(found[5], amount)
+    write(found[5], amount, amount)
     mark('orphaned', ARGV[8], amount)
     release(tonumber(found[3]))
     book(amount)
     return 'orphaned'
   end
-  write(ARGV[5], cost)
+  write(ARGV[5], cost, cost)
+  write_attempts()
   mark('settled', ARGV[7], cost)
   release(tonumber(ARGV[4]))
   book(cost)
   return 'settled'
 elseif state == 'orphaned' and how == 'settle' then
   local by = string.format('%.0f', tonumber(cost) - tonumber(amount))
-  write(ARGV[6], by)
+  write(ARGV[6], by, cost)
+  write_attempts()
   mark('settled', ARGV[7], cost)
   book(by)
   return 'corrected'
@@ -83,7 +100,8 @@ elseif how == 'void' then
   mark('voided', ARGV[7], '0')
   return 'voided'
 end
-write(ARGV[5], cost)
+write(ARGV[5], cost, cost)
+write_attempts()
 mark('settled', ARGV[7], cost)
 book(cost)
 return 'lost'

@@ -1,6 +1,8 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod ledgers;
+
 use std::sync::Arc;
 
 use obol_meter::{Price, Start, Terms};
