@@ -293,6 +293,15 @@ impl Ledger for EmbeddedLedger {
         Ok(())
     }
 
+    async fn known(&self, closings: &[Closing]) -> Result<Vec<bool>, LedgerError> {
+        let state = self.state.lock();
+        let known = closings.iter().map(|Closing { reservation, .. }| {
+            let account = state.accounts.get(&reservation.workspace_id);
+            account.is_some_and(|account| account.calls.contains_key(&reservation.request_id))
+        });
+        Ok(known.collect())
+    }
+
     async fn workspaces(&self) -> Result<Vec<WorkspaceId>, LedgerError> {
         Ok(self.state.lock().accounts.keys().cloned().collect())
     }

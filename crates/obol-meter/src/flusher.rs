@@ -6,10 +6,11 @@ use obol_model::metric;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::ledger::{CloseError, Closing, Ledger};
 use crate::meter::{MeterOptions, Open};
+use crate::spool::Spool;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Short enough that calls are taken again within a second of the store's return (DESIGN §14).
@@ -22,6 +23,7 @@ pub struct Flusher {
     ledger: Arc<dyn Ledger>,
     open: Arc<Open>,
     options: MeterOptions,
+    spool: Option<Spool>,
     /// Nothing will come any more.
     ended: bool,
 }
@@ -31,8 +33,10 @@ pub struct Flusher {
 pub struct FlushReport {
     /// Calls that the ledger closed.
     pub written: u64,
-    /// Calls that it was not heard to have closed, those that were still open included. What was set aside for them is
-    /// booked by whoever sweeps first.
+    /// Calls that it was not heard to have closed and that are in the spool: the next process closes them.
+    pub spooled: u64,
+    /// Calls that it was not heard to have closed and that nobody keeps, those that were still open included. What was set
+    /// aside for them is booked by whoever sweeps first.
     pub lost: u64,
 }
 
@@ -43,7 +47,13 @@ impl Flusher {
         open: Arc<Open>,
         options: MeterOptions,
     ) -> Self {
-        Self { inbox, ledger, open, options, ended: false }
+        Self { inbox, ledger, open, options, spool: None, ended: false }
+    }
+
+    /// Closes what is in this spool, and leaves there what it cannot close before it is abandoned.
+    #[must_use]
+    pub fn with_spool(self, spool: Option<Spool>) -> Self {
+        Self { spool, ..self }
     }
 
     /// Closes calls until it is told to stop.
@@ -51,19 +61,37 @@ impl Flusher {
     /// While neither token is cancelled nothing is dropped: a flight that fails is repeated, with growing pauses, and
     /// meanwhile the queue fills until [`crate::Meter::admit`] refuses calls. When `shutdown` is cancelled no new call
     /// is taken, and it returns once the open guards have closed and their events are written. When `abandon` is
-    /// cancelled (the caller's deadline) it returns at once and says what was lost.
+    /// cancelled (the caller's deadline) it leaves the rest in the spool, if there is one, returns and says what was lost.
     pub async fn run(mut self, shutdown: CancellationToken, abandon: CancellationToken) -> FlushReport {
         let mut report = FlushReport::default();
         let mut batch = Vec::with_capacity(self.options.batch);
         let mut parked = Parked::default();
-        let written = tokio::select! {
-            biased;
-            () = abandon.cancelled() => None,
-            written = self.write(&mut batch, &mut parked, &shutdown, &mut report.written) => Some(written),
+        let (spool, ledger) = (self.spool.clone(), Arc::clone(&self.ledger));
+        let (most, patience) = (self.options.batch, self.options.flight_timeout);
+        let replay = async {
+            if let Some(spool) = &spool {
+                // What it has not closed by then stays for the next process.
+                shutdown.run_until_cancelled(spool.replay(&*ledger, most, patience)).await;
+            }
         };
+        let write = async {
+            tokio::select! {
+                biased;
+                () = abandon.cancelled() => None,
+                written = self.write(&mut batch, &mut parked, &shutdown, &mut report.written) => Some(written),
+            }
+        };
+        let (written, ()) = tokio::join!(write, replay);
         if written.is_none() {
             self.inbox.close();
-            report.lost = count(batch.len() + parked.calls.len() + self.inbox.len() + self.open.count());
+            // What was sent may have taken effect.
+            let mut left: Vec<(Closing, bool)> =
+                batch.drain(..).chain(parked.calls).map(|closing| (closing, true)).collect();
+            while let Ok(closing) = self.inbox.try_recv() {
+                left.push((closing, false));
+            }
+            report.lost = count(self.open.count());
+            self.keep(left, &mut report).await;
         }
         metrics::gauge!(metric::USAGE_QUEUE).set(0.0);
         if report.lost > 0 {
@@ -71,6 +99,26 @@ impl Flusher {
             warn!(lost = report.lost, written = report.written, "calls left open, a sweep will book them");
         }
         report
+    }
+
+    /// Leaves in the spool what could not be closed.
+    async fn keep(&self, left: Vec<(Closing, bool)>, report: &mut FlushReport) {
+        let these = count(left.len());
+        let Some(spool) = self.spool.as_ref().filter(|_| these > 0) else {
+            report.lost += these;
+            return;
+        };
+        match spool.keep(left).await {
+            Ok(file) => {
+                report.spooled = these;
+                metrics::counter!(metric::USAGE_SPOOLED).increment(these);
+                warn!(spooled = these, file = %file.display(), "closed calls are left in the spool for the next start");
+            }
+            Err(e) => {
+                report.lost += these;
+                error!(error = %e, "the spool cannot be written");
+            }
+        }
     }
 
     async fn write(

@@ -102,7 +102,7 @@ impl Kept {
     pub(crate) fn closing(&self) -> Closing {
         let kept = self.clone();
         let line = |KeptLine { name, counter, window, limit }| {
-            let counter = Counter::from_key(counter);
+            let counter = Counter::from_text(counter);
             Line { name, counter, window, limit }
         };
         let reservation = Reservation {
@@ -163,8 +163,17 @@ mod tests {
 
     #[test]
     fn lines_that_are_none_say_why() {
-        assert_eq!(Kept::read(GOLDEN.replace(r#""version":1"#, r#""version":2"#).as_bytes()).unwrap_err(), Unread::Newer);
-        for bad in [&GOLDEN[..GOLDEN.len() - 9], "", "{}", &GOLDEN.replace("[1,0]", "[1]"), &GOLDEN.replace("[1,0]", "[1,3]")] {
+        assert_eq!(
+            Kept::read(GOLDEN.replace(r#""version":1"#, r#""version":2"#).as_bytes()).unwrap_err(),
+            Unread::Newer
+        );
+        for bad in [
+            &GOLDEN[..GOLDEN.len() - 9],
+            "",
+            "{}",
+            &GOLDEN.replace("[1,0]", "[1]"),
+            &GOLDEN.replace("[1,0]", "[1,3]"),
+        ] {
             assert!(matches!(Kept::read(bad.as_bytes()), Err(Unread::Damaged(_))), "{bad}");
         }
     }

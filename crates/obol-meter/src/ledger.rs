@@ -36,6 +36,11 @@ impl Counter {
         })
     }
 
+    /// As [`Counter::as_str`] shows it.
+    pub(crate) fn from_text(text: String) -> Self {
+        Self(text)
+    }
+
     /// Its text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -352,6 +357,13 @@ pub trait Ledger: Debug + Send + Sync + 'static {
     /// # Errors
     /// What was not closed, or cannot be known to be.
     async fn close(&self, closings: &[Closing]) -> Result<(), CloseError>;
+
+    /// Which of these calls it still knows: those that are open, and for a while those that were closed. What it does not
+    /// know it may have closed longer ago.
+    ///
+    /// # Errors
+    /// When the ledger could not be asked.
+    async fn known(&self, closings: &[Closing]) -> Result<Vec<bool>, LedgerError>;
 
     /// Workspaces that may have open reservations.
     ///

@@ -13,9 +13,11 @@
 
 mod embedded;
 mod flusher;
+mod kept;
 mod ledger;
 mod meter;
 mod redis_ledger;
+mod spool;
 mod sweeper;
 mod windows;
 
@@ -27,4 +29,5 @@ pub use crate::ledger::{
 };
 pub use crate::meter::{Attempt, Meter, MeterOptions, Price, Start, Terms, UsageGuard, meter};
 pub use crate::redis_ledger::RedisLedger;
+pub use crate::spool::{Spool, SpoolError};
 pub use crate::sweeper::{Owners, Sweeper};

@@ -17,9 +17,9 @@ use crate::windows::{MINUTE, Windows, minute};
 /// day without a consumer at ten calls a second.
 const MAX_LEN: usize = 1_000_000;
 /// For how long it is known that a call was closed, so that a flight that is repeated closes nothing twice.
-const CLOSED: Duration = Duration::from_mins(15);
+pub(crate) const CLOSED: Duration = Duration::from_mins(15);
 /// The same for one that was booked as orphaned and may still be corrected.
-const ORPHANED: Duration = Duration::from_hours(24);
+pub(crate) const ORPHANED: Duration = Duration::from_hours(24);
 /// The workspaces that have a ledger, for those who sweep. It lies in a slot of its own, so it is only ever a hint.
 const INDEX: &str = "ledger:workspaces";
 /// The most counters of one workspace that an audit reads.
@@ -372,6 +372,14 @@ impl Ledger for RedisLedger {
             None => Ok(()),
             Some(reason) => Err(CloseError::Refused { refused, reason }),
         }
+    }
+
+    async fn known(&self, closings: &[Closing]) -> Result<Vec<bool>, LedgerError> {
+        let mut pipe = redis::Pipeline::with_capacity(closings.len());
+        for Closing { reservation, .. } in closings {
+            pipe.cmd("EXISTS").arg(Keys(&reservation.workspace_id).reservation(reservation.request_id));
+        }
+        self.redis.pipeline(&pipe).await.map_err(unavailable)
     }
 
     async fn workspaces(&self) -> Result<Vec<WorkspaceId>, LedgerError> {

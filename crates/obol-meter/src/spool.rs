@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use obol_model::{Clock, ReplicaId};
+use obol_model::{Clock, ReplicaId, metric};
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 
 use crate::kept::{Kept, Unread};
 use crate::ledger::{CloseError, Closing, Ledger};
+use crate::redis_ledger::{CLOSED, ORPHANED};
 
 /// Whoever replays holds this file.
 const LOCK: &str = ".lock";
@@ -45,11 +46,8 @@ pub struct SpoolError {
     source: io::Error,
 }
 
-/// How long an answer of the ledger means something when it does not know a call: as long as it knows that it has closed
-/// it, less a minute for clocks that disagree.
-const CLOSED_IS_KNOWN: SignedDuration = SignedDuration::from_mins(14);
-/// The same for one that it has booked as orphaned.
-const ORPHANED_IS_KNOWN: SignedDuration = SignedDuration::from_hours(23);
+/// For clocks that disagree.
+const CLOCKS: Duration = Duration::from_mins(1);
 
 impl Spool {
     /// Looks whether files can be written there. The directory has to exist: one that is made where a volume should be
@@ -71,8 +69,8 @@ impl Spool {
         }
     }
 
-    /// Writes closings, durably; `true` beside one says that it was sent, so that it may have taken effect.
-    pub(crate) async fn keep(&self, closings: Vec<(Closing, bool)>) -> io::Result<()> {
+    /// Writes closings, durably, and says where; `true` beside one says that it was sent, so that it may have taken effect.
+    pub(crate) async fn keep(&self, closings: Vec<(Closing, bool)>) -> io::Result<PathBuf> {
         let path = self.dir.join(format!("{PREFIX}{}{SUFFIX}", self.replica));
         let at = self.clock.now();
         blocking(move || {
@@ -81,7 +79,8 @@ impl Spool {
                 serde_json::to_writer(&mut bytes, &Kept::new(closing, at, sent))?;
                 bytes.push(b'\n');
             }
-            replace(&path, &bytes)
+            replace(&path, &bytes)?;
+            Ok(path)
         })
         .await
     }
@@ -131,58 +130,65 @@ impl Spool {
         batch: usize,
         patience: Duration,
     ) -> Result<(), Delay> {
-        let late = || Delay("the ledger does not answer".to_owned());
-        let (mut closed, mut left) = (0_usize, Vec::new());
-        let mut result = Ok(());
-        while !file.lines.is_empty() && result.is_ok() {
-            let these = file.lines.len().min(batch);
-            let closings: Vec<Closing> = file.lines.iter().take(these).map(|(_, kept)| kept.closing()).collect();
-            let done = async {
-                let known = timeout(patience, ledger.known(&closings)).await.map_err(|_| late())?;
-                let known = known.map_err(|e| Delay(e.to_string()))?;
-                let now = self.clock.now();
-                let mut send = Vec::with_capacity(these);
-                let mut fate = Vec::with_capacity(these);
-                for (((_, kept), closing), known) in file.lines.iter().zip(&closings).zip(known) {
-                    let doubtful = !known && file.is_doubtful(kept, now);
-                    if !doubtful {
-                        send.push(closing.clone());
-                    }
-                    fate.push(if doubtful { Fate::Doubtful } else { Fate::Closed });
-                }
-                match timeout(patience, ledger.close(&send)).await.map_err(|_| late())? {
-                    Ok(()) => Ok((fate, None)),
-                    Err(CloseError::Refused { refused, reason }) => {
-                        let sent = fate.iter_mut().filter(|fate| matches!(fate, Fate::Closed));
-                        for (position, fate) in sent.enumerate() {
-                            if refused.binary_search(&position).is_ok() {
-                                *fate = Fate::Refused;
-                            }
-                        }
-                        Ok((fate, Some(Delay(reason))))
-                    }
-                    Err(e) => Err(Delay(e.to_string())),
+        let mut lines = std::mem::take(&mut file.lines);
+        let (mut closed, mut delay) = (0_usize, None);
+        while !lines.is_empty() {
+            let these = lines.len().min(batch);
+            let some = lines.get(..these).unwrap_or_default();
+            let sent = timeout(patience, self.send(file, some, ledger)).await;
+            let (fates, refused) = match sent.unwrap_or_else(|_| Err(Delay("no answer in time".to_owned()))) {
+                Ok(sent) => sent,
+                Err(why) => {
+                    delay = Some(why);
+                    break;
                 }
             };
-            match done.await {
-                Ok((fate, refused)) => {
-                    for ((line, kept), fate) in file.lines.drain(..these).zip(fate) {
-                        match fate {
-                            Fate::Closed => closed += 1,
-                            Fate::Refused => left.push((line, kept)),
-                            Fate::Doubtful => file.rejected.push((line, DOUBTFUL.to_owned())),
-                        }
-                    }
-                    file.refused = file.refused.take().or(refused);
+            for ((line, kept), fate) in lines.drain(..these).zip(fates) {
+                match fate {
+                    Fate::Closed => closed += 1,
+                    Fate::Refused => file.lines.push((line, kept)),
+                    Fate::Doubtful => file.rejected.push((line, DOUBTFUL.to_owned())),
                 }
-                Err(why) => result = Err(why),
             }
+            delay = delay.or(refused);
         }
-        file.lines.splice(..0, left);
+        file.lines.append(&mut lines);
         if closed > 0 {
-            tracing::info!(file = %file.path.display(), closed, left = file.lines.len(), "usage in the spool was closed");
+            let (path, left) = (file.path.display(), file.lines.len());
+            tracing::info!(file = %path, closed, left, "usage in the spool was closed");
         }
-        result.and(file.refused.take().map_or(Ok(()), Err))
+        delay.map_or(Ok(()), Err)
+    }
+
+    /// Sends some lines to the ledger; what became of each, and why some were refused.
+    async fn send(
+        &self,
+        file: &Spooled,
+        lines: &[(String, Kept)],
+        ledger: &dyn Ledger,
+    ) -> Result<(Vec<Fate>, Option<Delay>), Delay> {
+        let closings: Vec<Closing> = lines.iter().map(|(_, kept)| kept.closing()).collect();
+        let known = ledger.known(&closings).await.map_err(|e| Delay(e.to_string()))?;
+        let now = self.clock.now();
+        let fate = |((_, kept), known): (&(String, Kept), bool)| {
+            if !known && file.is_doubtful(kept, now) { Fate::Doubtful } else { Fate::Closed }
+        };
+        let mut fates: Vec<Fate> = lines.iter().zip(known).map(fate).collect();
+        let sent = closings.into_iter().zip(&fates).filter(|(_, fate)| matches!(fate, Fate::Closed));
+        let sent: Vec<Closing> = sent.map(|(closing, _)| closing).collect();
+        match ledger.close(&sent).await {
+            Ok(()) => Ok((fates, None)),
+            Err(CloseError::Refused { refused, reason }) => {
+                let sent = fates.iter_mut().filter(|fate| matches!(fate, Fate::Closed));
+                for (_, fate) in
+                    sent.enumerate().filter(|(position, _)| refused.binary_search(position).is_ok())
+                {
+                    *fate = Fate::Refused;
+                }
+                Ok((fates, Some(Delay(reason))))
+            }
+            Err(e) => Err(Delay(e.to_string())),
+        }
     }
 }
 
@@ -224,7 +230,6 @@ struct Spooled {
     newer: Vec<String>,
     /// With the reason.
     rejected: Vec<(String, String)>,
-    refused: Option<Delay>,
 }
 
 #[derive(Serialize)]
@@ -246,7 +251,7 @@ impl Spooled {
                 Err(Unread::Damaged(reason)) => rejected.push((text, reason)),
             }
         }
-        Ok(Self { path, first_sent, was_sent, lines, newer, rejected, refused: None })
+        Ok(Self { path, first_sent, was_sent, lines, newer, rejected })
     }
 
     /// Whether a call that the ledger does not know may have been booked all the same: that it was is known for a while only.
@@ -257,9 +262,11 @@ impl Spooled {
             (false, true) => Some(self.first_sent),
             (false, false) => None,
         };
-        kept.books()
-            && (sent.is_some_and(|at| now.duration_since(at) > CLOSED_IS_KNOWN)
-                || now.duration_since(kept.at) > ORPHANED_IS_KNOWN)
+        let over = |since: Timestamp, known: Duration| {
+            let known = SignedDuration::try_from(known.saturating_sub(CLOCKS)).unwrap_or_default();
+            now.duration_since(since) > known
+        };
+        kept.books() && (sent.is_some_and(|at| over(at, CLOSED)) || over(kept.at, ORPHANED))
     }
 
     /// Leaves in the directory what is not done. Blocking.
@@ -270,6 +277,7 @@ impl Spooled {
             for (line, reason) in &self.rejected {
                 serde_json::to_writer(&mut bytes, &SetAside { file: &name, reason, line })?;
                 bytes.push(b'\n');
+                metrics::counter!(metric::USAGE_SET_ASIDE).increment(1);
                 tracing::error!(file = %name, reason, "a line of the spool was set aside, its usage is not counted");
             }
             let path = dir.join(SET_ASIDE);
@@ -293,7 +301,8 @@ impl Spooled {
 /// Takes the lock and reads all files, each with a name that says that it may be sent from now on. `None` when another
 /// process has the lock. Blocking.
 fn take_up(dir: &Path, now: Timestamp) -> io::Result<Option<(File, Vec<Spooled>)>> {
-    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK))?;
+    let lock =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(dir.join(LOCK))?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Ok(None),
@@ -306,18 +315,17 @@ fn take_up(dir: &Path, now: Timestamp) -> io::Result<Option<(File, Vec<Spooled>)
     names.sort();
     let mut files = Vec::new();
     for name in names {
-        let Some(stem) = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX)) else { continue };
+        let Some(stem) = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX)) else {
+            continue;
+        };
         let sent = stem.split_once(SENT).and_then(|(_, at)| at.parse().ok());
         let sent = sent.and_then(|ms| Timestamp::from_millisecond(ms).ok());
-        let path = match sent {
-            Some(_) => dir.join(&name),
-            None => {
-                let path = dir.join(format!("{PREFIX}{stem}{SENT}{}{SUFFIX}", now.as_millisecond()));
-                fs::rename(dir.join(&name), &path)?;
-                File::open(dir)?.sync_all()?;
-                path
-            }
-        };
+        let mut path = dir.join(&name);
+        if sent.is_none() {
+            path = dir.join(format!("{PREFIX}{stem}{SENT}{}{SUFFIX}", now.as_millisecond()));
+            fs::rename(dir.join(&name), &path)?;
+            File::open(dir)?.sync_all()?;
+        }
         files.push(Spooled::read(path, sent.unwrap_or(now), sent.is_some())?);
     }
     Ok(Some((lock, files)))

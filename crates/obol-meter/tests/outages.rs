@@ -5,18 +5,15 @@ mod support;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use obol_meter::{
-    Admission, Audited, CloseError, Closing, Denied, Flusher, Ledger, LedgerError, Meter, MeterOptions, Open,
-    RedisLedger, Reservation, UsageGuard, meter,
-};
-use obol_model::{EventId, NanoUsd, Outcome, ReplicaId, Secret, SystemClock, UsageEvent, WorkspaceId};
+use obol_meter::{Flusher, Ledger, Meter, MeterOptions, RedisLedger, UsageGuard, meter};
+use obol_model::{EventId, Outcome, ReplicaId, Secret, SystemClock, UsageEvent};
 use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::redis::RedisServer;
+use support::counted::Counted;
 use support::{free, tool};
 use tokio_util::sync::CancellationToken;
 
@@ -83,57 +80,11 @@ async fn a_redis_that_is_killed_and_comes_back_loses_nothing_that_was_still_ours
     assert_eq!((report.written, report.lost), (100, 0));
 }
 
-/// Counts the flights that failed.
-#[derive(Debug)]
-struct Counted {
-    ledger: RedisLedger,
-    failures: AtomicUsize,
-}
-
-#[async_trait]
-impl Ledger for Counted {
-    async fn reserve(&self, reservation: &Reservation, event: &UsageEvent) -> Result<Admission, Denied> {
-        self.ledger.reserve(reservation, event).await
-    }
-
-    async fn top_up(
-        &self,
-        of: &Reservation,
-        admission: &Admission,
-        amount: NanoUsd,
-        tokens: u64,
-    ) -> Result<(), Denied> {
-        self.ledger.top_up(of, admission, amount, tokens).await
-    }
-
-    async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {
-        let result = self.ledger.close(closings).await;
-        self.failures.fetch_add(usize::from(result.is_err()), Ordering::SeqCst);
-        result
-    }
-
-    async fn workspaces(&self) -> Result<Vec<WorkspaceId>, LedgerError> {
-        self.ledger.workspaces().await
-    }
-
-    async fn open(&self, of: &WorkspaceId, young: Duration, limit: usize) -> Result<Vec<Open>, LedgerError> {
-        self.ledger.open(of, young, limit).await
-    }
-
-    async fn orphan(&self, of: &WorkspaceId, orphans: &[Open]) -> Result<usize, LedgerError> {
-        self.ledger.orphan(of, orphans).await
-    }
-
-    async fn audit(&self, of: &WorkspaceId) -> Result<Vec<Audited>, LedgerError> {
-        self.ledger.audit(of).await
-    }
-}
-
 #[tokio::test]
 async fn a_silent_redis_loses_nothing_and_a_flight_that_is_repeated_writes_nothing_twice() {
     let server = RedisServer::start().await;
     let ledger = ledger(&server, Duration::from_millis(50)).await;
-    let ledger = Arc::new(Counted { ledger, failures: AtomicUsize::new(0) });
+    let ledger = Arc::new(Counted::new(Arc::new(ledger)));
     let (meter, flusher) = metered(ledger.clone());
     let shutdown = CancellationToken::new();
     let run = flusher.run(shutdown.clone(), CancellationToken::new());
@@ -156,7 +107,7 @@ async fn a_silent_redis_loses_nothing_and_a_flight_that_is_repeated_writes_nothi
 async fn an_abandoned_drain_says_what_was_left_open() {
     let server = RedisServer::start().await;
     let ledger = ledger(&server, Duration::from_millis(800)).await;
-    let ledger = Arc::new(Counted { ledger, failures: AtomicUsize::new(0) });
+    let ledger = Arc::new(Counted::new(Arc::new(ledger)));
     let (meter, flusher) = metered(ledger.clone());
     let open = admit(&meter, 7).await;
     server.kill();

@@ -65,6 +65,10 @@ pub const USAGE_EVENTS: &str = "obol_usage_events_total";
 pub const USAGE_QUEUE: &str = "obol_usage_queue_events";
 /// Usage events that could not be written before the process ended. Alarm on any.
 pub const USAGE_LOST: &str = "obol_usage_lost_events_total";
+/// Usage events that could not be written before the process ended and wait in `OBOL_SPOOL_DIR` for the next one.
+pub const USAGE_SPOOLED: &str = "obol_usage_spooled_events_total";
+/// Lines of the spool that could not be settled and were set aside. Alarm on any.
+pub const USAGE_SET_ASIDE: &str = "obol_usage_set_aside_total";
 /// Reservations of dead or stuck calls that this replica booked.
 pub const USAGE_ORPHANED: &str = "obol_usage_orphaned_total";
 /// Tasks that run, by `class`.

@@ -22,7 +22,7 @@ use obol_mcp::catalogue::{Catalogue, CatalogueOptions, CatalogueStore};
 use obol_mcp::pool::{
     Connect, Endpoint, EndpointKind, HttpConnect, Pool, PoolOptions, Spawn, Transport, TransportError,
 };
-use obol_meter::{FlushReport, Ledger, MeterOptions, Owners, Sweeper, meter};
+use obol_meter::{FlushReport, Ledger, MeterOptions, Owners, Spool, Sweeper, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
 use obol_peer::{Peers, Registry};
 use obol_session::{SessionOptions, SessionStore, Sessions};
@@ -40,6 +40,8 @@ use crate::signals::Signals;
 
 /// The flusher gives up this long before the deadline, so that what is lost can still be said.
 const ABANDON_BEFORE: Duration = Duration::from_millis(250);
+/// The same with a spool, whose file has to reach the disk; at most a quarter of the drain.
+const ABANDON_BEFORE_SPOOL: Duration = Duration::from_secs(1);
 
 /// A call that is older than everything that may keep it is booked by whoever finds it. This is for what lies between
 /// its admission and the start of its upstream phase, and between its end and its closing.
@@ -78,6 +80,7 @@ pub(crate) struct Replica {
     pool: Ending<()>,
     flusher: Ending<FlushReport>,
     abandon: CancellationToken,
+    abandon_before: Duration,
     lease: Ending<()>,
     /// Where clients reach it.
     pub(crate) public: SocketAddr,
@@ -170,7 +173,14 @@ impl Replica {
         };
         let (peers, peer_listener) = join(replica.clone(), joining).await?;
         let sweeper = Sweeper::new(stores.ledger.clone(), stores.owners);
+        let spool = config.spool_dir.map(|dir| Spool::open(dir, replica.clone(), clock.clone()));
+        let spool = spool.transpose().map_err(Failure::runtime)?;
+        let abandon_before = match spool {
+            Some(_) => ABANDON_BEFORE_SPOOL.min(config.drain_timeout / 4),
+            None => ABANDON_BEFORE,
+        };
         let (meter, flusher) = meter(stores.ledger, clock.clone(), replica, meter_options);
+        let flusher = flusher.with_spool(spool);
         let session_options = SessionOptions {
             ttl: config.session_ttl,
             unused_ttl: config.session_unused_ttl,
@@ -247,6 +257,7 @@ impl Replica {
             pool,
             flusher,
             abandon,
+            abandon_before,
             lease,
             public,
         })
@@ -263,10 +274,10 @@ impl Replica {
         tracing::info!(signal, "signal received");
         let options = DrainOptions { timeout: self.drain_timeout, delay: Duration::ZERO };
         let (background, pool, flusher, abandon) = (self.background, self.pool, self.flusher, self.abandon);
-        let lease = self.lease;
+        let (lease, abandon_before) = (self.lease, self.abandon_before);
         let finish = |deadline: Instant| async move {
             background.cancel();
-            let give_up = deadline - ABANDON_BEFORE;
+            let give_up = deadline - abandon_before;
             let (flushed, closed) = tokio::join!(
                 async {
                     let ending = flusher.end();
@@ -280,7 +291,12 @@ impl Replica {
                 tokio::time::timeout_at(give_up, pool.end()),
             );
             let report = flushed.unwrap_or_default();
-            tracing::info!(written = report.written, lost = report.lost, "usage written");
+            tracing::info!(
+                written = report.written,
+                spooled = report.spooled,
+                lost = report.lost,
+                "usage written"
+            );
             // Last: what this replica has not settled is settled by others once its lease is gone. Ends by itself.
             drop(tokio::time::timeout_at(deadline, lease.end()).await);
             report.lost == 0 && closed.is_ok()

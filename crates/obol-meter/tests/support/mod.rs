@@ -1,6 +1,7 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod counted;
 pub(crate) mod ledgers;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub(crate) fn tool(price: u64) -> Start {
         kind: UsageKind::ToolCall { connection: "git".parse().unwrap(), tool: "search".into() },
         price: Price::PerCall(NanoUsd::new(price)),
         request_id: RequestId::new(),
+        idempotency: None,
     }
 }
 

@@ -219,6 +219,8 @@ pub struct Gateway {
     pub max_body_bytes: usize,
     /// The most usage events that wait in memory.
     pub usage_queue: NonZeroUsize,
+    /// Where usage that could not be written waits for the next start; `None` keeps nothing.
+    pub spool_dir: Option<PathBuf>,
 }
 
 /// The channel between replicas.
@@ -294,7 +296,8 @@ impl Loaded<Run> {
         let redis_ca = reader.optional(&table::REDIS_CA_FILE, value::certificates_file);
         let credential_keys = reader.key_ring(&table::CREDENTIAL_KEY);
         let peer = peer(&mut reader, gateway.as_ref());
-        let gateway = gateway.map(|gateway| Gateway { peer, ..gateway });
+        let spool_dir = reader.optional(&table::SPOOL_DIR, |text| Ok(PathBuf::from(text)));
+        let gateway = gateway.map(|gateway| Gateway { peer, spool_dir, ..gateway });
         let control_url = reader.optional(&table::CONTROL_URL, value::base_url);
         let signs = reader.is_set(&table::SERVICE_JWT_SECRET) || reader.is_set(&table::SERVICE_JWT_KEY_FILE);
         if control_url.is_some() && !signs {
@@ -427,6 +430,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         allowed_hosts,
         max_body_bytes: max_body_bytes?,
         usage_queue: usage_queue?,
+        spool_dir: None,
     })
 }
 

@@ -581,6 +581,17 @@ variables! {
         used_by: GATEWAY,
     }
 
+    /// Where a replica leaves usage that Redis has not taken by the end of its drain, one file each; the next replica that
+    /// starts with the directory settles it. The directory has to exist and outlive the process; several replicas may
+    /// share it. Not set, such calls are booked by another replica, at the most that they could cost.
+    SPOOL_DIR {
+        default: Unset::Means("nothing is kept"),
+        shape: Shape::Directory,
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run],
+    }
+
     /// Threads that serve requests.
     WORKER_THREADS {
         default: Unset::Means("one for each CPU that the process may use"),
