@@ -42,6 +42,7 @@ pub mod fake_mcp;
 pub mod flights;
 pub mod issuer;
 pub mod logs;
+pub mod model_server;
 pub mod port;
 pub mod postgres;
 pub mod process;

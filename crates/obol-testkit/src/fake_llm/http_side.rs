@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
@@ -96,7 +96,7 @@ pub(super) async fn handle(request: Request<Incoming>, shared: Arc<Shared>) -> A
     let once = shared.once.lock().pop_front();
     let reply = once.unwrap_or_else(|| shared.reply.lock().clone());
     match reply {
-        Reply::Raw(raw) => raw_answer(&shared, raw, released),
+        Reply::Raw(raw) => raw_answer(&shared.left_early, raw, released),
         Reply::Cut => Err(Cut),
         Reply::Echo => Ok(echo(&shared, &body, None)),
         Reply::CutAfter(events) => Ok(echo(&shared, &body, Some(events))),
@@ -131,12 +131,17 @@ fn models(names: &[String]) -> String {
     format!(r#"{{"object":"list","data":[{}]}}"#, models.join(","))
 }
 
-fn raw_answer(shared: &Shared, raw: Raw, mut released: watch::Receiver<u64>) -> Answer {
+/// An answer spelled out. `left_early` counts it if its reader leaves before the end.
+pub(crate) fn raw_answer(
+    left_early: &Arc<AtomicU64>,
+    raw: Raw,
+    mut released: watch::Receiver<u64>,
+) -> Answer {
     let body = if raw.whole {
         let Some(Step::Send(body)) = raw.steps.into_iter().next() else { return Err(Cut) };
         AnswerBody::full(body)
     } else {
-        let watch = Unfinished::watch(&shared.left_early);
+        let watch = Unfinished::watch(left_early);
         AnswerBody::fed(Some(watch), move |client| async move {
             for step in raw.steps {
                 let sent = match step {

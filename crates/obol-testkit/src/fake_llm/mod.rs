@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::accept::Acceptor;
 use crate::answer::{self, origin};
 
+pub(crate) use self::http_side::raw_answer;
 pub use self::reply::{Raw, Reply};
 
 /// Requests kept for the test to look at.
