@@ -32,6 +32,29 @@ enum Dialect {
     Anthropic,
 }
 
+/// A version of Anthropic's API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Version {
+    /// 2023-06-01
+    Old,
+    /// 2026-10-21: no sampling parameters, no citations in what users say.
+    New,
+}
+
+impl Version {
+    fn of(head: &Parts) -> Checked<Self> {
+        let version = head.headers.get("anthropic-version").map(|value| value.to_str().unwrap_or_default());
+        match version {
+            Some("2023-06-01") => Ok(Self::Old),
+            Some("2026-10-21") => Ok(Self::New),
+            Some(other) => {
+                Err(Refusal::bad(format!("anthropic-version: \"{other}\" is not a valid version")))
+            }
+            None => Err(Refusal::bad("anthropic-version: header is required")),
+        }
+    }
+}
+
 pub(super) async fn handle(request: Request<Incoming>, shared: Arc<Shared>) -> Answer {
     let (head, body) = request.into_parts();
     let Ok(body) = body.collect().await else { return Err(Cut) };
@@ -161,17 +184,16 @@ impl Shared {
                     None => Err(Refusal::new(401, "You didn't provide an API key.")),
                 }
             }
-            Dialect::Anthropic => match header("x-api-key") {
-                Some(key) if fits(key) => match header("anthropic-version") {
-                    Some("2023-06-01" | "2023-01-01") => Ok(()),
-                    Some(other) => Err(Refusal::bad(format!(
-                        "anthropic-version: \"{other}\" is not a valid version for this endpoint"
-                    ))),
-                    None => Err(Refusal::bad("anthropic-version: header is required")),
-                },
-                Some(_) => Err(Refusal::new(401, "invalid x-api-key")),
-                None => Err(Refusal::new(401, "x-api-key header is required")),
-            },
+            Dialect::Anthropic => {
+                // SDKs since October 2026 send a bearer, those before a header of their own, which wins.
+                let bearer =
+                    header(header::AUTHORIZATION.as_str()).and_then(|value| value.strip_prefix("Bearer "));
+                match header("x-api-key").or(bearer) {
+                    Some(key) if fits(key) => Ok(()),
+                    Some(_) => Err(Refusal::new(401, "invalid x-api-key")),
+                    None => Err(Refusal::new(401, "x-api-key header is required")),
+                }
+            }
         }
     }
 
@@ -181,9 +203,11 @@ impl Shared {
         match (dialect, head.method.as_str(), &path[..]) {
             (_, "GET", ["v1", "models"]) => Ok(self.models(dialect)),
             (_, "GET", ["v1", "models", id]) => self.model(dialect, id),
-            (Dialect::Anthropic, "POST", ["v1", "messages"]) => messages::answer(self, &object(body)?),
+            (Dialect::Anthropic, "POST", ["v1", "messages"]) => {
+                messages::answer(self, Version::of(head)?, &object(body)?)
+            }
             (Dialect::Anthropic, "POST", ["v1", "messages", "count_tokens"]) => {
-                messages::count_tokens(self, &object(body)?)
+                messages::count_tokens(self, Version::of(head)?, &object(body)?)
             }
             (Dialect::Anthropic, ..) => Err(Refusal::new(404, "Not Found")),
             (_, "POST", ["v1", "chat", "completions"]) => chat::answer(self, &object(body)?),

@@ -5,21 +5,23 @@ mod read;
 use serde_json::{Value, json};
 
 use super::ask::{End, Said, fragments, pieces};
-use super::http_side::Out;
+use super::http_side::{Out, Version};
 use super::openai::Object;
 use super::refusal::{Checked, Refusal};
 use super::{Charged, Endpoint, Shared};
 
 const KNOWN: &str = "max_tokens messages model cache_control container diagnostics inference_geo metadata \
-    output_config service_tier speed stop_sequences stream system temperature thinking tool_choice tools top_k top_p \
-    user_profile_id workspace_id";
+    output_config service_tier speed stop_sequences stream system thinking tool_choice tools user_profile_id \
+    workspace_id";
+/// Gone with the version of October 2026.
+const ONCE_KNOWN: &str = " temperature top_k top_p";
 const KNOWN_OF_COUNT: &str = "messages model cache_control output_config speed system thinking tool_choice tools \
     user_profile_id workspace_id";
 
-pub(super) fn answer(server: &Shared, body: &Object) -> Checked<Out> {
-    read::only(body, KNOWN, "")?;
+pub(super) fn answer(server: &Shared, version: Version, body: &Object) -> Checked<Out> {
+    read::only(body, &known(KNOWN, version), "")?;
     let model = model(server, body)?;
-    let ask = read::request(body, true)?;
+    let ask = read::request(body, version, true)?;
     let said = ask.say();
     server.charge(Endpoint::Messages, model, said.usage);
     let message = Message {
@@ -35,12 +37,16 @@ pub(super) fn answer(server: &Shared, body: &Object) -> Checked<Out> {
     })
 }
 
-pub(super) fn count_tokens(server: &Shared, body: &Object) -> Checked<Out> {
+pub(super) fn count_tokens(server: &Shared, version: Version, body: &Object) -> Checked<Out> {
     read::only(body, KNOWN_OF_COUNT, "")?;
     let model = model(server, body)?;
-    let tokens = read::request(body, false)?.input_tokens();
+    let tokens = read::request(body, version, false)?.input_tokens();
     server.charge(Endpoint::CountTokens, model, Charged { requests: 1, ..Charged::default() });
     Ok(Out::Json(json!({"input_tokens": tokens})))
+}
+
+fn known(fields: &str, version: Version) -> String {
+    format!("{fields}{}", if version == Version::Old { ONCE_KNOWN } else { "" })
 }
 
 fn model<'a>(server: &Shared, body: &'a Object) -> Checked<&'a str> {

@@ -130,8 +130,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The only key that it accepts. By default it accepts any, but demands one: as a bearer from OpenAI callers, as
-    /// `x-api-key` from Anthropic callers.
+    /// The only key that it accepts. By default it accepts any, but demands one: as a bearer, or from Anthropic callers
+    /// also as `x-api-key`.
     #[must_use]
     pub fn key(mut self, key: &str) -> Self {
         self.key = Some(key.to_owned());

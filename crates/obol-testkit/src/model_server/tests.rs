@@ -238,13 +238,18 @@ async fn messages_refuse_what_the_real_one_refuses() {
     assert_eq!(ok(&server, "messages", told).await["content"][0]["text"], "sunny");
 
     let url = format!("{}/v1/messages", server.origin());
-    for (key, version, status) in [(None, Some("2023-06-01"), 401), (Some("key"), None, 400)] {
-        let mut request = Client::new().post(&url).body("{}");
-        for (name, value) in [("x-api-key", key), ("anthropic-version", version)] {
-            if let Some(value) = value {
-                request = request.header(name, value);
-            }
-        }
+    let warm = with(of(json!([user])), json!({"temperature": 0.5})).to_string();
+    for (key, version, status) in [
+        (None, Some("2023-06-01"), 401),
+        (Some(("x-api-key", "key")), None, 400),
+        (Some(("x-api-key", "key")), Some("2023-06-01"), 200),
+        (Some(("authorization", "Bearer key")), Some("2023-06-01"), 200),
+        (Some(("authorization", "Bearer key")), Some("2026-10-21"), 400),
+        (Some(("authorization", "Bearer key")), Some("1999-01-01"), 400),
+    ] {
+        let headers = key.into_iter().chain(version.map(|version| ("anthropic-version", version)));
+        let request = Client::new().post(&url).body(warm.clone());
+        let request = headers.fold(request, |request, (name, value)| request.header(name, value));
         assert_eq!(send(request).await.status, status, "{key:?} {version:?}");
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::signature;
 use crate::model_server::ask::{Ask, Choice};
+use crate::model_server::http_side::Version;
 use crate::model_server::openai::{Object, is_name};
 use crate::model_server::refusal::{Checked, Refusal};
 
@@ -21,7 +22,7 @@ fn required(at: &str) -> Refusal {
 }
 
 /// The request; one for a message `speaks`, one that only counts does not.
-pub(super) fn request(body: &Object, speaks: bool) -> Checked<Ask> {
+pub(super) fn request(body: &Object, version: Version, speaks: bool) -> Checked<Ask> {
     let mut ask = Ask::default();
     let max_tokens = body.get("max_tokens").and_then(Value::as_u64);
     if speaks {
@@ -42,7 +43,7 @@ pub(super) fn request(body: &Object, speaks: bool) -> Checked<Ask> {
         }
     }
     let messages = body.get("messages").ok_or_else(|| required("messages"))?;
-    conversation(list(messages, "messages")?, &mut ask)?;
+    conversation(list(messages, "messages")?, version, &mut ask)?;
     tools(body, &mut ask)?;
     thinking(body, &mut ask)?;
     for stop in body.get("stop_sequences").and_then(Value::as_array).into_iter().flatten() {
@@ -131,7 +132,7 @@ fn turns(messages: &[Value]) -> Checked<Vec<Turn<'_>>> {
     Ok(turns)
 }
 
-fn conversation(messages: &[Value], ask: &mut Ask) -> Checked<()> {
+fn conversation(messages: &[Value], version: Version, ask: &mut Ask) -> Checked<()> {
     let turns = turns(messages)?;
     match turns.first().map(|turn| turn.role) {
         None => return Err(Refusal::bad("messages: at least one message is required")),
@@ -152,7 +153,14 @@ fn conversation(messages: &[Value], ask: &mut Ask) -> Checked<()> {
         for (at, block) in &turn.blocks {
             match turn.role {
                 "assistant" => open.extend(said(block, at, ask)?),
-                "user" => told(block, at, &before, ask)?,
+                "user" => {
+                    let cites = block["citations"].as_array().is_some_and(|citations| !citations.is_empty());
+                    if version == Version::New && cites {
+                        let message = "citations are not permitted in user messages";
+                        return Err(Refusal::bad(format!("{at}.text.citations: {message}")));
+                    }
+                    told(block, at, &before, ask)?;
+                }
                 _ => ask.context(text_of(block, at)?),
             }
         }
