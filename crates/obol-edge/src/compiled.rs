@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
 use obol_authz::Policies;
-use obol_llm::Credential;
+use obol_llm::{Credential, Route};
 use obol_mcp::catalogue::Source;
 use obol_mcp::pool::{Endpoint, EndpointKind};
 use obol_mcp::wire::ProtocolVersion;
 use obol_model::snapshot::{
-    Auth, CatalogMode, Connection, PolicySnapshot, Sealed, Transport, WorkerMode, WorkspaceSnapshot,
+    Auth, CatalogMode, Connection, PolicySnapshot, Sealed, Target, Transport, WorkerMode, WorkspaceSnapshot,
 };
-use obol_model::{ConnectionName, KeyRing, Principal, ProviderName, Secret, SessionId, WorkspaceId};
+use obol_model::{ConnectionName, KeyRing, ModelName, Principal, Secret, SessionId, WorkspaceId};
 use obol_snapshot::Compile;
 
 /// What a publication is turned into once, so that requests only look things up: parsed policies, opened credentials,
@@ -20,7 +20,8 @@ use obol_snapshot::Compile;
 pub struct Compiled {
     pub(crate) policies: Policies,
     pub(crate) connections: BTreeMap<ConnectionName, CompiledConnection>,
-    pub(crate) credentials: BTreeMap<ProviderName, Credential>,
+    /// The targets of each model, in the order of the workspace.
+    pub(crate) routes: BTreeMap<ModelName, Vec<Arc<Route>>>,
 }
 
 /// A connection with one endpoint for each revision that clients speak.
@@ -177,9 +178,23 @@ impl Compile for CompileWorkspace {
                 let credential = self
                     .provider_credential(&workspace.workspace_id, auth)
                     .map_err(|e| format!("provider `{name}`: {e}"))?;
-                credentials.insert(name.clone(), credential);
+                credentials.insert(name, credential);
             }
         }
-        Ok(Compiled { policies, connections, credentials })
+        let mut routes = BTreeMap::new();
+        for (name, model) in &workspace.models {
+            let route = |target: &Target| {
+                let provider = workspace
+                    .providers
+                    .get(&target.provider)
+                    .ok_or_else(|| format!("model `{name}`: there is no provider `{}`", target.provider))?;
+                let credential = credentials.get(&target.provider).cloned();
+                let scope = workspace.workspace_id.as_str();
+                Ok(Arc::new(Route::new(scope, target.clone(), provider, credential, model.max_output)))
+            };
+            let of_model: Vec<_> = model.targets.iter().map(route).collect::<Result<_, String>>()?;
+            routes.insert(name.clone(), of_model);
+        }
+        Ok(Compiled { policies, connections, routes })
     }
 }

@@ -138,15 +138,9 @@ impl Gateway {
             .route("/mcp/{connection}", any(crate::mcp::view_endpoint))
             .route("/mcp/{connection}/", any(crate::mcp::view_endpoint))
             .with_state(self.mcp.clone());
-        let llm = Router::new()
-            .route("/v1/chat/completions", post(crate::llm::chat_completions))
-            .route("/v1/models", get(crate::llm::models))
-            .route("/v1/models/{*model}", get(crate::llm::model))
-            .route("/v1/{*rest}", any(crate::llm::unknown))
-            .with_state(self.llm.clone());
         Router::new()
             .merge(mcp)
-            .merge(llm)
+            .merge(crate::llm::routes(self.llm.clone()))
             .layer(middleware::from_fn_with_state(self.origins.clone(), origin::layer))
             .merge(self.probes())
             .merge(metadata::routes(self.tokens.clone()))

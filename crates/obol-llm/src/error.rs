@@ -1,6 +1,9 @@
+use std::borrow::Cow;
 use std::time::Duration;
 
 use obol_model::{Kind, ProviderName};
+
+use crate::translate::RequestError;
 
 /// Longer waits than this are not passed on: an SDK would sleep for all of it (DESIGN §11.4).
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
@@ -17,7 +20,27 @@ pub enum LlmError {
         /// A stable word for the rule that is broken.
         code: &'static str,
         /// The member that breaks it, when it is one.
-        param: Option<&'static str>,
+        param: Option<Cow<'static, str>>,
+    },
+    /// The account of the caller does not allow the target; what it says is for the caller.
+    #[error("{message}")]
+    Denied {
+        /// Of which kind.
+        kind: Kind,
+        /// A stable word.
+        code: &'static str,
+        /// What is used up, and what to do.
+        message: String,
+        /// After how long a retry makes sense, if soon.
+        retry_after: Option<Duration>,
+    },
+    /// The target failed too often a moment ago, or asked to be left alone for a while.
+    #[error("the provider `{provider}` is given a rest after it failed")]
+    Resting {
+        /// Which.
+        provider: ProviderName,
+        /// For how long.
+        rest: Duration,
     },
     /// The caller passed no target.
     #[error("no target of the model can be used")]
@@ -81,7 +104,7 @@ impl LlmError {
         param: Option<&'static str>,
         message: impl Into<String>,
     ) -> Self {
-        Self::Invalid { message: message.into(), code, param }
+        Self::Invalid { message: message.into(), code, param: param.map(Cow::Borrowed) }
     }
 
     /// The kind of the failure.
@@ -89,6 +112,8 @@ impl LlmError {
         match self {
             Self::Invalid { .. } => Kind::InvalidRequest,
             Self::NoTarget => Kind::NotFound,
+            Self::Denied { kind, .. } => *kind,
+            Self::Resting { .. } => Kind::Unavailable,
             Self::Timeout { .. } => Kind::Timeout,
             Self::RateLimited { .. } => Kind::RateLimited,
             Self::Unreachable { .. }
@@ -102,8 +127,9 @@ impl LlmError {
     /// The stable word for error bodies, logs and metrics.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Invalid { code, .. } => code,
+            Self::Invalid { code, .. } | Self::Denied { code, .. } => code,
             Self::NoTarget => "no_target",
+            Self::Resting { .. } => "upstream_resting",
             Self::Unreachable { .. } => "upstream_unreachable",
             Self::AddressRefused { .. } => "upstream_address_refused",
             Self::Timeout { .. } => "upstream_timeout",
@@ -115,19 +141,33 @@ impl LlmError {
     }
 
     /// The member of the request that is wrong, for the error object.
-    pub fn param(&self) -> Option<&'static str> {
+    pub fn param(&self) -> Option<&str> {
         match self {
-            Self::Invalid { param, .. } => *param,
+            Self::Invalid { param, .. } => param.as_deref(),
             _ => None,
         }
     }
 
-    /// What the provider asked to wait, when it is short enough to be passed on.
+    /// How long to wait before a retry, when it is short enough to be passed on.
     pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Self::RateLimited { retry_after, .. } => retry_after.filter(|wait| *wait <= LONGEST_RETRY_AFTER),
+        let wait = match self {
+            Self::RateLimited { retry_after, .. } | Self::Denied { retry_after, .. } => *retry_after,
+            Self::Resting { rest, .. } => Some(*rest),
             _ => None,
-        }
+        };
+        wait.filter(|wait| *wait <= LONGEST_RETRY_AFTER)
+    }
+
+    /// Whether a retry of the same request cannot help (DESIGN §11.4).
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Denied { retry_after: None, .. })
+    }
+}
+
+impl From<RequestError> for LlmError {
+    fn from(e: RequestError) -> Self {
+        let param = e.param().map(|param| Cow::Owned(param.to_owned()));
+        Self::Invalid { message: e.to_string(), code: e.code(), param }
     }
 }
 

@@ -51,9 +51,11 @@ fn named_status(body: &[u8]) -> Option<StatusCode> {
     });
     number.or_else(|| {
         members().filter_map(serde_json::Value::as_str).find_map(|word| match word {
-            "rate_limit_exceeded" | "rate_limit_error" | "insufficient_quota" => {
+            "rate_limit_exceeded" | "rate_limit_error" | "insufficient_quota" | "billing_error" => {
                 Some(StatusCode::TOO_MANY_REQUESTS)
             }
+            "overloaded_error" | "overloaded" => Some(StatusCode::SERVICE_UNAVAILABLE),
+            "timeout_error" | "timeout" => Some(StatusCode::REQUEST_TIMEOUT),
             "invalid_api_key" | "authentication_error" | "permission_error" => Some(StatusCode::UNAUTHORIZED),
             "invalid_request_error" | "context_length_exceeded" => Some(StatusCode::BAD_REQUEST),
             _ => None,

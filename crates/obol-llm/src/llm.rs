@@ -1,21 +1,25 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue};
 use memchr::memmem;
 use obol_dial::Dialer;
-use obol_model::snapshot::Target;
-use obol_model::{ProviderName, Secret, metric};
-use tokio::time::{Instant, timeout_at};
+use obol_model::{Outcome, Secret, metric};
+use rand::RngExt as _;
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::warn;
-use url::Url;
 
-use crate::call::{Call, EVENT_STREAM, JSON};
+use crate::answer::{Account, Answer, AnswerBody, AnswerStream};
+use crate::breaker::Breakers;
+use crate::call::{Call, EVENT_STREAM, JSON, Reply};
+use crate::endpoint::Endpoint;
 use crate::error::{LlmError, chain};
-use crate::request::ChatRequest;
-use crate::stream::ChatStream;
-use crate::usage::Usage;
+use crate::request::LlmRequest;
+use crate::route::Route;
+
+/// One request tries no more targets than this.
+const MOST_ATTEMPTS: usize = 8;
 
 /// Limits of calls to providers. Each phase has its own: one limit for everything would cut long answers or let dead
 /// ones hang.
@@ -24,6 +28,9 @@ pub struct LlmOptions {
     /// Until an answer begins (a stream: its first content; a preamble is none). The last target of a request that is no stream may use all
     /// of `total`: its answer begins when it is complete.
     pub first_byte_timeout: Duration,
+    /// How long a stream's head waits for the status of its answer. Then it is `200`, comments keep it alive as often as
+    /// this, and what goes wrong is told by an error event; the right to fall back does not end (DESIGN §11.2).
+    pub commit_after: Duration,
     /// Between two reads of an answer.
     pub idle_timeout: Duration,
     /// For a call with all of its attempts, to the last byte: `OBOL_UPSTREAM_TIMEOUT_S`.
@@ -38,6 +45,7 @@ impl Default for LlmOptions {
     fn default() -> Self {
         Self {
             first_byte_timeout: Duration::from_mins(2),
+            commit_after: Duration::from_secs(15),
             idle_timeout: Duration::from_mins(2),
             total: Duration::from_mins(5),
             max_answer_bytes: 32 << 20,
@@ -96,147 +104,182 @@ impl Credential {
     }
 }
 
-/// One target of a request, with what the publication says of its provider.
-#[derive(Debug, Clone, Copy)]
-pub struct Attempt<'a> {
-    /// The provider's name in the workspace.
-    pub provider: &'a ProviderName,
-    /// Where it is; `/chat/completions` is appended.
-    pub base_url: &'a Url,
-    /// How the gateway authenticates itself.
-    pub credential: Option<&'a Credential>,
-    /// The target.
-    pub target: &'a Target,
-    /// Whether private and loopback addresses may be dialled.
-    pub allow_private: bool,
-    /// The most tokens of one answer, sent where the client sets no limit of its own.
-    pub most_output: Option<u64>,
-}
-
-/// A request that a provider may have worked on, and ask to be paid for, though no answer is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sent {
-    /// The attempt that it went out with.
-    pub target_index: usize,
-    /// About how many tokens its prompt is.
-    pub estimated_input: u64,
-}
-
-/// A provider's answer.
-#[derive(Debug)]
-pub struct Answer {
-    /// 2xx, or the status of a refusal that the caller has to see (400, 413, 422 and their like).
-    pub status: StatusCode,
-    /// JSON or an event stream.
-    pub content_type: HeaderValue,
-    /// The attempt that answered.
-    pub target_index: usize,
-    /// The rest.
-    pub body: AnswerBody,
-}
-
-/// The body of an [`Answer`].
-#[derive(Debug)]
-pub enum AnswerBody {
-    /// All of it.
-    Full {
-        /// As the provider wrote it.
-        bytes: Bytes,
-        /// What it used; nothing for a refusal.
-        usage: Option<Usage>,
-    },
-    /// A stream that has begun.
-    Stream(Box<ChatStream>),
-}
-
-/// Calls providers. Cheap to clone; clones share connections.
+/// Calls providers. Cheap to clone; clones share connections and what they know of targets.
 #[derive(Debug, Clone)]
 pub struct Llm {
     pub(crate) dialer: Dialer,
     options: LlmOptions,
+    breakers: Arc<Breakers>,
 }
 
 impl Llm {
     /// Calls with the clients of `dialer`.
     pub fn new(dialer: Dialer, options: LlmOptions) -> Self {
-        Self { dialer, options }
+        Self { dialer, options, breakers: Arc::default() }
     }
 
-    /// Tries the targets in order until one begins to answer (DESIGN §11.2).
+    /// Tries the targets until one begins to answer (DESIGN §11.2): in their order, or drawn by weight where they have
+    /// weights. Targets that rest after failures are passed over, and so are those that the account cannot afford.
     ///
     /// The next one is tried after a failed connection, a time limit, `408`, `429`, `5xx`, a refusal of our own
-    /// credential, and a `200` that holds no answer. Other refusals are the caller's answer.
+    /// credential, and a `200` that holds no answer. Other refusals are the caller's answer. Embeddings of another
+    /// model are other numbers: they go to targets with the model of the first one only.
     ///
-    /// `sent` is written before each attempt and holds the last one that may have cost something: not one that found
-    /// no connection or was refused. With an answer it is empty again; the answer itself says what it used.
+    /// A stream has its head after [`LlmOptions::commit_after`] at the latest; then it goes on trying by itself.
     ///
     /// Cancel-safe in that dropping the future, or the answer, closes the upstream's connection or stream; what the
-    /// provider did by then may be billed to us, and `sent` says so.
+    /// provider did by then may be billed to us, and `account` knows of it and is dropped as well.
     ///
     /// # Errors
-    /// Why the last target that was tried gave no answer.
-    pub async fn chat(
+    /// Why the last target that was tried gave no answer. The account is closed then.
+    pub async fn call<A: Account>(
         &self,
-        request: &ChatRequest,
-        attempts: &[Attempt<'_>],
-        sent: &mut Option<Sent>,
-    ) -> Result<Answer, LlmError> {
-        *sent = None;
+        request: Arc<LlmRequest>,
+        routes: Vec<Arc<Route>>,
+        account: A,
+    ) -> Result<Answer<A>, LlmError> {
+        let is_stream = request.is_stream();
+        let endpoint = request.endpoint();
+        let mut run = Box::pin(self.clone().run(request, routes, account));
+        if !is_stream {
+            return run.await;
+        }
+        let commit_after = self.options.commit_after;
+        match timeout(commit_after, &mut run).await {
+            Ok(result) => result,
+            Err(_) => Ok(Answer {
+                status: http::StatusCode::OK,
+                content_type: EVENT_STREAM,
+                route: None,
+                body: AnswerBody::Stream(Box::new(AnswerStream::late(endpoint, run, commit_after))),
+            }),
+        }
+    }
+
+    async fn run<A: Account>(
+        self,
+        request: Arc<LlmRequest>,
+        routes: Vec<Arc<Route>>,
+        mut account: A,
+    ) -> Result<Answer<A>, LlmError> {
         let deadline = Instant::now() + self.options.total;
-        let estimated_input = request.estimated_input();
-        let mut last = LlmError::NoTarget;
-        for (index, attempt) in attempts.iter().enumerate() {
-            let is_last = index + 1 == attempts.len();
+        let mut last: Option<LlmError> = None;
+        // What was never tried says less than what failed.
+        let mut passed_over = LlmError::NoTarget;
+        let mut may_have_cost = false;
+        let routes = in_turn(&request, routes);
+        for (index, route) in routes.iter().enumerate() {
+            if let Err(rests) = self.breakers.allow(route) {
+                passed_over = rests;
+                continue;
+            }
+            if let Err(denied) = account.afford(route).await {
+                passed_over = denied;
+                continue;
+            }
+            let is_last = index + 1 == routes.len();
             let first_byte = if is_last && !request.is_stream() {
                 deadline
             } else {
                 deadline.min(Instant::now() + self.options.first_byte_timeout)
             };
-            let client = self.dialer.client(attempt.allow_private);
+            let client = self.dialer.client(route.allow_private());
             let mut call = Call {
                 client,
                 options: &self.options,
-                request,
-                attempt,
+                request: &request,
+                route,
                 first_byte,
                 deadline,
-                estimated_input,
                 may_have_worked: false,
             };
-            let before = sent.replace(Sent { target_index: index, estimated_input });
             let result = timeout_at(deadline, call.run())
                 .await
-                .unwrap_or_else(|_| Err(LlmError::Timeout { provider: attempt.provider.clone() }));
-            match result {
-                Ok((status, body)) => {
-                    *sent = None;
-                    let outcome = if status.is_success() { "ok" } else { "refused" };
-                    if !status.is_success() {
-                        // The caller is told the status; which provider gave it is for the operator.
-                        tracing::info!(provider = %attempt.provider, model = attempt.target.model, %status, "provider refused the request");
-                    }
-                    metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => outcome).increment(1);
-                    let content_type = if let AnswerBody::Stream(_) = body { EVENT_STREAM } else { JSON };
-                    return Ok(Answer { status, content_type, target_index: index, body });
+                .unwrap_or_else(|_| Err(LlmError::Timeout { provider: route.provider().clone() }));
+            let failure = match result {
+                Ok(reply) => {
+                    self.breakers.succeeded(route);
+                    return Ok(answer(reply, route, account).await);
                 }
-                Err(failure) => {
-                    if !call.may_have_worked {
-                        *sent = before;
-                    }
-                    metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => failure.code()).increment(1);
-                    warn!(
-                        provider = %attempt.provider,
-                        outcome = failure.code(),
-                        reason = chain(&failure),
-                        "llm attempt failed"
-                    );
-                    last = failure;
-                }
+                Err(failure) => failure,
+            };
+            metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => failure.code()).increment(1);
+            warn!(
+                provider = %route.provider(),
+                outcome = failure.code(),
+                reason = chain(&failure),
+                "llm attempt failed"
+            );
+            may_have_cost |= call.may_have_worked;
+            account.failed(route, &failure, call.may_have_worked);
+            if let LlmError::Invalid { .. } = failure {
+                // It cannot be said in this provider's dialect; others may take it.
+                passed_over = failure;
+            } else {
+                self.breakers.failed(route, &failure);
+                last = Some(failure);
             }
             if Instant::now() >= deadline {
                 break;
             }
         }
-        Err(last)
+        account.close(if may_have_cost { Outcome::Partial } else { Outcome::Error });
+        Err(last.unwrap_or(passed_over))
     }
+}
+
+async fn answer<A: Account>(reply: Reply, route: &Arc<Route>, mut account: A) -> Answer<A> {
+    let status = match &reply {
+        Reply::Full { status, .. } => *status,
+        Reply::Stream(_) => http::StatusCode::OK,
+    };
+    let outcome = if status.is_success() { "ok" } else { "refused" };
+    if !status.is_success() {
+        // The caller is told the status; which provider gave it is for the operator.
+        tracing::info!(provider = %route.provider(), model = route.target.model, %status, "provider refused the request");
+    }
+    metrics::counter!(metric::LLM_ATTEMPTS, "outcome" => outcome).increment(1);
+    match reply {
+        Reply::Full { status, bytes, usage, response_id } => {
+            if let Some(usage) = usage {
+                account.used(usage);
+            }
+            account.answered(route, response_id.as_deref()).await;
+            let body = AnswerBody::Full { bytes, usage, account };
+            Answer { status, content_type: JSON, route: Some(route.clone()), body }
+        }
+        Reply::Stream(relay) => {
+            account.answered(route, relay.response_id()).await;
+            let body = AnswerBody::Stream(Box::new(AnswerStream::open(relay, account)));
+            Answer { status, content_type: EVENT_STREAM, route: Some(route.clone()), body }
+        }
+    }
+}
+
+/// The targets in the order in which they are tried.
+fn in_turn(request: &LlmRequest, mut routes: Vec<Arc<Route>>) -> Vec<Arc<Route>> {
+    if request.endpoint() == Endpoint::Embeddings
+        && let Some(model) = routes.first().map(|first| first.target.model.clone())
+    {
+        routes.retain(|route| route.target.model == model);
+    }
+    let weight = |route: &Arc<Route>| route.target.weight.map_or(0, |weight| u64::from(weight.get()));
+    let mut sum: u64 = routes.iter().map(weight).sum();
+    let mut drawn = Vec::with_capacity(routes.len());
+    // Those with a weight first, each drawn from what is left; then the others in their order.
+    while sum > 0 {
+        let mut ticket = rand::rng().random_range(0..sum);
+        let position = routes.iter().position(|route| {
+            let is_it = ticket < weight(route);
+            ticket = ticket.saturating_sub(weight(route));
+            is_it
+        });
+        let Some(position) = position else { break };
+        let route = routes.remove(position);
+        sum = sum.saturating_sub(weight(&route));
+        drawn.push(route);
+    }
+    drawn.extend(routes);
+    drawn.truncate(MOST_ATTEMPTS);
+    drawn
 }

@@ -1,39 +1,46 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use obol_model::{Kind, ProviderName, Tokens};
+use bytes::{Bytes, BytesMut};
+use obol_model::Kind;
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
-use crate::dialect::openai_error;
+use crate::endpoint::Endpoint;
 use crate::error::chain;
 use crate::judge::{Judgement, judge_error};
+use crate::request::LlmRequest;
+use crate::route::Route;
 use crate::sse::{self, Splitter};
-use crate::usage::warn_implausible;
+use crate::translate::{AnswerError, ChatToMessagesStream, Dialect, MessagesToChatStream, error_frame};
+use crate::usage::{Usage, warn_implausible};
 use crate::view::{First, View};
 
-/// How long the upstream may take to end a stream after `[DONE]`. Its end is waited for so that the connection can be
-/// used again.
+/// How long the upstream may take to end a stream after its last event, and for the usage of a finished answer. Its end
+/// is waited for so that the connection can be used again.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The events of an answer, byte for byte as they came.
+/// One provider's stream on its way to the caller, byte for byte or translated.
 ///
 /// Nothing is read ahead: a client that reads slowly slows the upstream down. Dropping it closes the upstream's
 /// stream at once.
-pub struct ChatStream {
-    provider: ProviderName,
+pub(crate) struct Relay {
+    route: Arc<Route>,
+    request: Arc<LlmRequest>,
     /// Gone when the upstream's stream ended.
     upstream: Option<reqwest::Response>,
     splitter: Splitter,
     view: View,
-    /// What was read while the head of the answer was held back.
+    translator: Option<Translator>,
+    /// What was read while the head of the answer, or its end, was held back.
     held: VecDeque<Bytes>,
     held_bytes: usize,
     limits: StreamLimits,
-    estimated_input: u64,
+    /// Until when the usage of the finished answer has to come.
+    usage_due: Option<Instant>,
     ended: bool,
     /// That its usage is not believed was logged.
     warned: bool,
@@ -49,15 +56,26 @@ pub(crate) struct StreamLimits {
     pub(crate) max_event: usize,
 }
 
-/// What a stream used, as far as it came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamEnd {
-    /// In disjoint buckets.
-    pub tokens: Tokens,
-    /// They are our estimate: the upstream reported none, or the stream was cut.
-    pub estimated: bool,
-    /// The answer came to its end: a `finish_reason` or `[DONE]` passed, and no error.
-    pub complete: bool,
+/// Puts a provider's events into the caller's dialect.
+pub(crate) enum Translator {
+    ToChat(MessagesToChatStream),
+    ToMessages(Box<ChatToMessagesStream>),
+}
+
+impl Translator {
+    fn event(&mut self, event: &[u8]) -> Result<Bytes, AnswerError> {
+        match self {
+            Self::ToChat(stream) => stream.event(event),
+            Self::ToMessages(stream) => stream.event(event),
+        }
+    }
+
+    fn end(&mut self) -> Bytes {
+        match self {
+            Self::ToChat(stream) => stream.end(),
+            Self::ToMessages(stream) => stream.end(),
+        }
+    }
 }
 
 /// Why no more can be read.
@@ -66,27 +84,33 @@ pub(crate) enum Cut {
     Timeout,
     Broken(reqwest::Error),
     TooLarge,
+    /// It cannot be translated.
+    Odd(&'static str),
     /// The upstream ended the stream, for better or worse.
     End,
 }
 
-impl ChatStream {
+impl Relay {
+    /// `view` reads what the provider speaks; `translator` is for those that do not speak as the caller does.
     pub(crate) fn new(
-        provider: ProviderName,
+        route: Arc<Route>,
+        request: Arc<LlmRequest>,
         upstream: reqwest::Response,
-        hide_usage: bool,
-        estimated_input: u64,
+        view: View,
+        translator: Option<Translator>,
         limits: StreamLimits,
     ) -> Self {
         Self {
-            provider,
+            route,
+            request,
             upstream: Some(upstream),
             splitter: Splitter::new(limits.max_event),
-            view: View::new(hide_usage),
+            view,
+            translator,
             held: VecDeque::new(),
             held_bytes: 0,
             limits,
-            estimated_input,
+            usage_due: None,
             ended: false,
             warned: false,
         }
@@ -101,7 +125,7 @@ impl ChatStream {
                 self.held.push_back(run.clone());
             }
             // Also when nothing could be read after it: what the event says goes before how the stream ended.
-            if let Some(first) = &self.view.first {
+            if let Some(first) = &self.view.seen.first {
                 return Ok(first.clone());
             }
             pumped?.ok_or(Cut::End)?;
@@ -114,45 +138,80 @@ impl ChatStream {
     /// The next whole events, as many as came together. Nothing when the stream has ended.
     ///
     /// An upstream that breaks off, falls silent or reports an error in the middle ends as one error event of ours,
-    /// without an invented `finish_reason` and without `[DONE]`; one that ends after its `finish_reason` is complete
-    /// and gets its `[DONE]`.
+    /// without an invented reason and without a last event; one that ends after its reason is complete and gets its
+    /// last event.
     ///
     /// Cancel-safe: a future that is dropped loses no event.
-    pub async fn next(&mut self) -> Option<Bytes> {
-        if let Some(run) = self.held.pop_front() {
-            return Some(run);
-        }
-        if self.ended {
-            return None;
-        }
-        match self.pump(None).await {
-            Ok(Some(run)) => Some(run),
-            Ok(None) => self.close(&Cut::End),
-            Err(cut) => self.close(&cut),
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(until) = self.waits_until() {
+                match self.pump(Some(until)).await {
+                    Ok(Some(run)) => self.held.push_back(run),
+                    Ok(None) | Err(Cut::End) => self.upstream = None,
+                    // What comes too late is read on the way, if the client stays.
+                    Err(Cut::Timeout) => {}
+                    Err(cut) => {
+                        let last = self.close(&cut);
+                        self.held.extend(last);
+                    }
+                }
+                continue;
+            }
+            if let Some(run) = self.held.pop_front() {
+                return Some(run);
+            }
+            if self.ended {
+                return None;
+            }
+            match self.pump(None).await {
+                Ok(Some(run)) => self.held.push_back(run),
+                Ok(None) => return self.close(&Cut::End),
+                Err(cut) => return self.close(&cut),
+            }
         }
     }
 
-    /// What the stream used, as far as it came. Cheap; may be asked at any time.
-    pub fn end(&self) -> StreamEnd {
-        let usage = self.view.usage(self.estimated_input);
-        StreamEnd { tokens: usage.tokens, estimated: usage.estimated, complete: self.view.is_complete() }
+    /// Until when the end of a finished answer is held back. A client that leaves when it has its answer must not leave
+    /// without paying: what tells that the answer is finished waits for the usage, which is right behind it.
+    fn waits_until(&mut self) -> Option<Instant> {
+        let asked = self.route.target.stream_usage || self.request.asks_for_usage();
+        if !asked || self.held.is_empty() || self.upstream.is_none() || !self.view.awaits_usage() {
+            return None;
+        }
+        let now = Instant::now();
+        let until = *self.usage_due.get_or_insert(self.limits.deadline.min(now + LINGER));
+        (now < until).then_some(until)
+    }
+
+    /// What the stream used, as far as it came. Not cheap where the provider did not say.
+    pub(crate) fn usage(&self) -> Usage {
+        self.view.usage(|| self.request.estimated_input())
+    }
+
+    /// The answer came to its end, and no error.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.view.is_complete()
+    }
+
+    /// The id of an answer that the provider keeps.
+    pub(crate) fn response_id(&self) -> Option<&str> {
+        self.view.seen.response_id.as_deref()
     }
 
     async fn pump(&mut self, until: Option<Instant>) -> Result<Option<Bytes>, Cut> {
         loop {
-            let view = &mut self.view;
-            if let Some(run) = self.splitter.take(|event| view.look(event)).map_err(|_| Cut::TooLarge)? {
+            if let Some(run) = self.take()? {
                 return Ok(Some(run));
             }
-            if self.view.error.is_some() {
+            if self.view.seen.error.is_some() {
                 self.upstream = None;
             }
             if self.view.is_implausible() && !self.warned {
                 self.warned = true;
-                warn_implausible(&self.provider);
+                warn_implausible(self.route.provider());
             }
             let Some(upstream) = &mut self.upstream else { return Ok(None) };
-            let patience = if self.view.done { LINGER } else { self.limits.idle };
+            let patience = if self.view.seen.done { LINGER } else { self.limits.idle };
             let until = until.unwrap_or_else(|| self.limits.deadline.min(Instant::now() + patience));
             match timeout_at(until, upstream.chunk()).await {
                 Err(_) => return Err(Cut::Timeout),
@@ -160,59 +219,93 @@ impl ChatStream {
                 Ok(Ok(Some(chunk))) => self.splitter.push(chunk),
                 Ok(Ok(None)) => {
                     self.upstream = None;
-                    let tail = self.tail();
+                    let tail = self.tail()?;
                     return Ok((!tail.is_empty()).then_some(tail));
                 }
             }
         }
     }
 
+    /// The next run of events that are for the caller, of those that were read.
+    fn take(&mut self) -> Result<Option<Bytes>, Cut> {
+        let Self { splitter, view, translator, .. } = self;
+        let Some(translator) = translator else {
+            return splitter.take(|event| view.look(event)).map_err(|_| Cut::TooLarge);
+        };
+        let mut out = BytesMut::new();
+        let mut odd = None;
+        // Nothing is kept of it as it is, so that one call sees all of the events.
+        let taken = splitter.take(|event| {
+            if view.look(event) && odd.is_none() {
+                match translator.event(event) {
+                    Ok(translated) => out.extend_from_slice(&translated),
+                    Err(AnswerError(what)) => odd = Some(what),
+                }
+            }
+            false
+        });
+        match (taken, odd) {
+            _ if !out.is_empty() && odd.is_none() => Ok(Some(out.freeze())),
+            (Err(_), _) => Err(Cut::TooLarge),
+            (Ok(_), Some(what)) => Err(Cut::Odd(what)),
+            (Ok(_), None) => Ok(None),
+        }
+    }
+
     /// What stands after the last empty line. Some servers do not end their last event, so it counts when it is whole;
     /// half an event is left out: what follows would be read as its rest.
-    fn tail(&mut self) -> Bytes {
+    fn tail(&mut self) -> Result<Bytes, Cut> {
         let tail = self.splitter.rest();
-        if self.view.done || tail.iter().all(|byte| matches!(byte, b'\r' | b'\n')) {
-            return tail;
+        if self.view.seen.done || tail.iter().all(|byte| matches!(byte, b'\r' | b'\n')) {
+            return Ok(if self.translator.is_some() { Bytes::new() } else { tail });
         }
         let whole = sse::data(&tail).is_some_and(|data| {
             data.trim_ascii() == b"[DONE]" || serde_json::from_slice::<serde::de::IgnoredAny>(&data).is_ok()
         });
         if !whole || !self.view.look(&tail) {
-            return Bytes::new();
+            return Ok(Bytes::new());
         }
         let missing: &[u8] = if tail.ends_with(b"\n") { b"\n" } else { b"\n\n" };
-        let mut out = BytesMut::with_capacity(tail.len() + missing.len());
-        out.put_slice(&tail);
-        out.put_slice(missing);
-        out.freeze()
+        let event = Bytes::from([&tail[..], missing].concat());
+        match &mut self.translator {
+            Some(translator) => translator.event(&event).map_err(|AnswerError(what)| Cut::Odd(what)),
+            None => Ok(event),
+        }
     }
 
     /// The last event of ours, when one is due.
     fn close(&mut self, cut: &Cut) -> Option<Bytes> {
         self.ended = true;
         self.upstream = None;
-        if self.view.done {
-            return None;
+        let seen = &mut self.view.seen;
+        if seen.done && !matches!(cut, Cut::Odd(_)) {
+            return self.translator.as_mut().map(Translator::end).filter(|end| !end.is_empty());
         }
-        if self.view.finished && self.view.error.is_none() {
-            self.view.done = true;
-            return Some(Bytes::from_static(b"data: [DONE]\n\n"));
+        if seen.finished && seen.error.is_none() && !matches!(cut, Cut::Odd(_)) {
+            seen.done = true;
+            let end = match &mut self.translator {
+                Some(translator) => translator.end(),
+                None => last_event(self.request.endpoint()),
+            };
+            return (!end.is_empty()).then_some(end);
+        }
+        if let Cut::Odd(_) = cut {
+            // Whatever it cost is known only as far as it came.
+            seen.error.get_or_insert_default();
         }
         let (kind, code, message) = self.failure(cut);
         let reason = if let Cut::Broken(broken) = cut { chain(broken) } else { String::new() };
-        warn!(provider = %self.provider, outcome = code, reason, "llm stream cut");
-        let error = openai_error(kind, code, &message, None);
-        let mut frame = BytesMut::with_capacity(error.len() + 8);
-        frame.put_slice(b"data: ");
-        frame.put_slice(&error);
-        frame.put_slice(b"\n\n");
-        Some(frame.freeze())
+        warn!(provider = %self.route.provider(), outcome = code, reason, "llm stream cut");
+        Some(error_event(self.request.endpoint(), kind, code, &message, self.view.seen.events))
     }
 
     /// Why the stream failed, in our words: a provider's own error stays out of them (DESIGN §11.4).
     fn failure(&self, cut: &Cut) -> (Kind, &'static str, Cow<'static, str>) {
-        let (kind, code, message) = match (&self.view.error, cut) {
-            (Some(reported), _) => match judge_error(reported, &self.provider).1 {
+        let (kind, code, message) = match (&self.view.seen.error, cut) {
+            (_, Cut::Odd(what)) => {
+                return (Kind::Upstream, "upstream_bad_answer", format!("the provider sent {what}").into());
+            }
+            (Some(reported), _) => match judge_error(reported, self.route.provider()).1 {
                 Judgement::Failure(failure) => {
                     return (failure.kind(), failure.code(), failure.to_string().into());
                 }
@@ -238,11 +331,48 @@ impl ChatStream {
     }
 }
 
-impl fmt::Debug for ChatStream {
+/// The event that ends a complete answer.
+fn last_event(endpoint: Endpoint) -> Bytes {
+    Bytes::from_static(match endpoint {
+        Endpoint::ChatCompletions => b"data: [DONE]\n\n",
+        Endpoint::Messages => b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+        // The event that tells of the end is the last one.
+        Endpoint::Responses | Endpoint::Embeddings | Endpoint::CountTokens => b"",
+    })
+}
+
+/// The event that tells a caller of an error inside of a stream, after so many events.
+pub(crate) fn error_event(endpoint: Endpoint, kind: Kind, code: &str, message: &str, events: u64) -> Bytes {
+    /// As the responses dialect has it.
+    #[derive(serde::Serialize)]
+    struct Error<'a> {
+        r#type: &'static str,
+        code: &'a str,
+        message: &'a str,
+        param: Option<&'a str>,
+        sequence_number: u64,
+    }
+    let api = endpoint.api();
+    match endpoint {
+        Endpoint::Responses => {
+            let error = Error { r#type: "error", code, message, param: None, sequence_number: events };
+            let data = serde_json::to_string(&error).unwrap_or_default();
+            format!("event: error\ndata: {data}\n\n").into()
+        }
+        Endpoint::Messages | Endpoint::CountTokens => {
+            error_frame(Dialect::Messages, &api.error(kind, code, message, None))
+        }
+        Endpoint::ChatCompletions | Endpoint::Embeddings => {
+            error_frame(Dialect::Chat, &api.error(kind, code, message, None))
+        }
+    }
+}
+
+impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatStream")
-            .field("provider", &self.provider)
-            .field("end", &self.end())
+        f.debug_struct("Relay")
+            .field("route", &self.route.key)
+            .field("complete", &self.is_complete())
             .finish_non_exhaustive()
     }
 }

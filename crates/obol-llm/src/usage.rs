@@ -6,8 +6,6 @@ use tracing::warn;
 
 use crate::json;
 
-/// About this many bytes of text are one token. A rule of thumb, for answers whose usage nobody reports.
-const BYTES_PER_TOKEN: u64 = 4;
 /// What a picture, a sound or a file in a prompt is taken for: its bytes say nothing of its tokens.
 const ATTACHMENT_TOKENS: u64 = 1_000;
 
@@ -65,6 +63,13 @@ impl Reading {
             total_tokens: Option<u64>,
             prompt_tokens_details: Option<PromptDetails>,
             completion_tokens_details: Option<CompletionDetails>,
+            /// What the responses dialect calls them.
+            #[serde(default, deserialize_with = "count")]
+            input_tokens: Option<u64>,
+            #[serde(default, deserialize_with = "count")]
+            output_tokens: Option<u64>,
+            input_tokens_details: Option<PromptDetails>,
+            output_tokens_details: Option<CompletionDetails>,
             /// Where DeepSeek says what others have in `prompt_tokens_details`.
             #[serde(default, deserialize_with = "count")]
             prompt_cache_hit_tokens: Option<u64>,
@@ -89,12 +94,13 @@ impl Reading {
             implausible |= count.is_some_and(|count| count > MOST_TOKENS);
             count.filter(|count| *count <= MOST_TOKENS)
         };
-        let prompt_details = raw.prompt_tokens_details.unwrap_or_default();
-        let completion_details = raw.completion_tokens_details.unwrap_or_default();
+        let prompt_details = raw.prompt_tokens_details.or(raw.input_tokens_details).unwrap_or_default();
+        let completion_details =
+            raw.completion_tokens_details.or(raw.output_tokens_details).unwrap_or_default();
         let cached = prompt_details.cached_tokens.or(raw.prompt_cache_hit_tokens);
         Self {
-            prompt: believe(raw.prompt_tokens),
-            completion: believe(raw.completion_tokens),
+            prompt: believe(raw.prompt_tokens.or(raw.input_tokens)),
+            completion: believe(raw.completion_tokens.or(raw.output_tokens)),
             total: believe(raw.total_tokens),
             cached: believe(cached),
             reasoning: believe(completion_details.reasoning_tokens),
@@ -119,6 +125,11 @@ impl Reading {
         self.audio_input = later.audio_input.or(self.audio_input);
         self.audio_output = later.audio_output.or(self.audio_output);
         self.implausible |= later.implausible;
+    }
+
+    /// Embeddings have no completion, and their usage does not speak of one.
+    pub(crate) fn without_completion(self) -> Self {
+        Self { completion: Some(0), ..self }
     }
 
     fn output(&self) -> Option<u64> {
@@ -172,55 +183,190 @@ pub(crate) fn warn_implausible(provider: &ProviderName) {
     warn!(%provider, most = MOST_TOKENS, "implausible usage not believed");
 }
 
-/// Tokens by rule of thumb.
+/// Tokens by our own count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Estimate {
     pub(crate) input: u64,
     pub(crate) output: u64,
 }
 
-/// Tokens of `bytes` of text.
-pub(crate) fn tokens_of(bytes: usize) -> u64 {
-    u64::try_from(bytes).unwrap_or(u64::MAX).div_ceil(BYTES_PER_TOKEN)
+/// What a prompt adds around each of its messages, and once.
+const TOKENS_OF_A_MESSAGE: u64 = 4;
+/// Text is counted in pieces of this size, so that an endless answer takes no memory.
+const PIECE: usize = 64 << 10;
+
+/// The text that a model made, and how many tokens it is.
+#[derive(Default)]
+pub(crate) struct Heard {
+    /// Contents of JSON strings that are not counted yet, as they stand between their quotes.
+    text: Vec<u8>,
+    counted: u64,
 }
 
-/// About how many tokens the value of `messages` is.
-pub(crate) fn estimate_input(messages: &[u8]) -> u64 {
-    let (mut text, mut attachments) = (0_usize, 0_u64);
-    json::strings(messages, |name, value| match name {
-        b"url" | b"data" | b"file_data" => attachments += 1,
-        _ => text += value.len(),
+impl Heard {
+    /// Adds the content of a JSON string.
+    pub(crate) fn add(&mut self, raw: &[u8]) {
+        self.text.extend_from_slice(raw);
+        if self.text.len() > PIECE {
+            self.counted = self.tokens();
+            self.text.clear();
+        }
+    }
+
+    /// Adds what the model made of a message or a delta.
+    pub(crate) fn add_message(&mut self, message: &[u8]) {
+        json::strings(message, |name, raw| {
+            if !is_label(name) {
+                self.add(raw);
+            }
+        });
+    }
+
+    /// Not cheap.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.counted.saturating_add(tokens_of(&self.text))
+    }
+}
+
+impl std::fmt::Debug for Heard {
+    /// Without the text: answers are nobody's business.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Heard").field("counted", &self.counted).finish_non_exhaustive()
+    }
+}
+
+/// Members whose strings are no text of anybody.
+fn is_label(name: &[u8]) -> bool {
+    matches!(
+        name,
+        b"role"
+            | b"id"
+            | b"type"
+            | b"finish_reason"
+            | b"stop_reason"
+            | b"model"
+            | b"object"
+            | b"status"
+            | b"signature"
+    )
+}
+
+/// Tokens of the content of a JSON string, by the vocabulary that most models of today resemble.
+fn tokens_of(raw: &[u8]) -> u64 {
+    if raw.is_empty() {
+        return 0;
+    }
+    let quoted = [b"\"", raw, b"\""].concat();
+    let text = serde_json::from_slice(&quoted).unwrap_or_else(|_| String::from_utf8_lossy(raw).into_owned());
+    u64::try_from(bpe_openai::o200k_base().count(text.as_str())).unwrap_or(u64::MAX)
+}
+
+/// About how many tokens the prompt of a request is: its texts, its tools, and something for each attachment.
+pub(crate) fn estimate_input(body: &[u8]) -> u64 {
+    let (mut heard, mut attachments, mut messages) = (Heard::default(), 0_u64, 0_u64);
+    json::strings(body, |name, raw| match name {
+        b"url" | b"data" | b"file_data" | b"image_url" => attachments += 1,
+        b"role" => messages += 1,
+        _ if is_label(name) => {}
+        _ => {
+            heard.add(raw);
+            // Two texts do not become one word.
+            heard.add(b"\\n");
+        }
     });
-    tokens_of(text).saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS))
+    let tokens = heard.tokens().saturating_add(messages.saturating_mul(TOKENS_OF_A_MESSAGE));
+    // A prompt without any text is made of token ids, of about four bytes each.
+    let tokens = if tokens == 0 { bytes_of(body) / 4 } else { tokens };
+    tokens.saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS)).max(1)
 }
 
-/// The most tokens that a body can reasonably be: three of its bytes to a token, where common texts have four, and a flat
-/// amount for each picture of its messages. Names and numbers of schemas are tokens as well, so nothing else is left out.
-pub(crate) fn worst_input(body: &[u8], messages: &[u8]) -> u64 {
-    const BYTES: u64 = 3;
+fn bytes_of(text: &[u8]) -> u64 {
+    u64::try_from(text.len()).unwrap_or(u64::MAX)
+}
+
+/// The most tokens that a body can reasonably be: so few of its bytes to a token, where common texts have four, and a flat
+/// amount for each picture. Names and numbers of schemas are tokens as well, so nothing else is left out.
+pub(crate) fn worst_input(body: &[u8], pictures: Pictures, bytes_of_a_token: u64) -> u64 {
     const FRAME: u64 = 64;
-    let (mut pictures, mut picture_bytes) = (0_u64, 0_usize);
-    json::strings(messages, |name, value| {
-        if name == b"url" {
-            pictures += 1;
-            if value.starts_with(b"data:image/") {
-                picture_bytes += value.len();
+    let text = bytes_of(body).saturating_sub(pictures.bytes);
+    let pictures = pictures.count.saturating_mul(4 * ATTACHMENT_TOKENS);
+    text.div_ceil(bytes_of_a_token.max(1)).saturating_add(pictures).saturating_add(FRAME)
+}
+
+/// The pictures of a prompt, and how many bytes of its body they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Pictures {
+    count: u64,
+    bytes: u64,
+}
+
+impl Pictures {
+    /// In `messages` of the chat dialect and `input` of the responses dialect.
+    pub(crate) fn of_chat(prompt: &[u8]) -> Self {
+        let mut found = Self::default();
+        json::strings(prompt, |name, value| {
+            if matches!(name, b"url" | b"image_url") {
+                found.count += 1;
+                if value.starts_with(b"data:image/") {
+                    found.bytes += bytes_of(value);
+                }
+            }
+        });
+        found
+    }
+
+    /// In `messages` of the messages dialect. Only where a picture may stand: arguments of tools are JSON there, and
+    /// what looks like a picture in them is text.
+    pub(crate) fn of_messages(prompt: &[u8]) -> Self {
+        let mut found = Self::default();
+        let turns: Vec<Turn<'_>> = serde_json::from_slice(prompt).unwrap_or_default();
+        for content in turns.into_iter().filter_map(|turn| turn.content) {
+            found.add_blocks(content, 2);
+        }
+        found
+    }
+
+    /// Results of tools have blocks in blocks, no deeper.
+    fn add_blocks(&mut self, content: &RawValue, depth: u8) {
+        let blocks: Vec<PictureBlock<'_>> = serde_json::from_str(content.get()).unwrap_or_default();
+        for block in blocks {
+            match block.r#type.map(RawValue::get) {
+                Some(r#""image""#) => {
+                    self.count += 1;
+                    let data = block.source.and_then(|source| source.data);
+                    self.bytes += data.map_or(0, |data| bytes_of(data.get().as_bytes()));
+                }
+                Some(r#""tool_result""#) if depth > 1 => {
+                    if let Some(content) = block.content {
+                        self.add_blocks(content, depth - 1);
+                    }
+                }
+                _ => {}
             }
         }
-    });
-    let text = u64::try_from(body.len().saturating_sub(picture_bytes)).unwrap_or(u64::MAX);
-    text.div_ceil(BYTES).saturating_add(pictures.saturating_mul(4 * ATTACHMENT_TOKENS)).saturating_add(FRAME)
+    }
 }
 
-/// Bytes of text in a message or a delta, as the model made them.
-pub(crate) fn text_bytes(message: &[u8]) -> usize {
-    let mut bytes = 0;
-    json::strings(message, |name, value| {
-        if !matches!(name, b"role" | b"id" | b"type" | b"finish_reason") {
-            bytes += value.len();
-        }
-    });
-    bytes
+#[derive(Deserialize)]
+struct Turn<'a> {
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct PictureBlock<'a> {
+    #[serde(borrow, default)]
+    r#type: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    source: Option<PictureSource<'a>>,
+    #[serde(borrow, default)]
+    content: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct PictureSource<'a> {
+    #[serde(borrow, default)]
+    data: Option<&'a RawValue>,
 }
 
 #[cfg(test)]
@@ -363,7 +509,7 @@ mod tests {
     fn attachments_are_not_taken_for_text() {
         let messages = format!(
             r#"[{{"role":"user","content":[{{"type":"text","text":"{}"}},{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{}"}}}}]}}]"#,
-            "x".repeat(400),
+            "word ".repeat(100),
             "A".repeat(100_000)
         );
         let tokens = estimate_input(messages.as_bytes());
@@ -377,7 +523,8 @@ mod tests {
             "A".repeat(90_000)
         );
         let body = |tools: &str| format!(r#"{{"messages":{messages},"tools":{tools}}}"#);
-        let worst = |tools: &str| worst_input(body(tools).as_bytes(), messages.as_bytes());
+        let worst =
+            |tools: &str| worst_input(body(tools).as_bytes(), Pictures::of_chat(messages.as_bytes()), 3);
         assert!((4_064..4_200).contains(&worst("[]")), "{}", worst("[]"));
         for hiding in [
             format!(r#"[{{"{}":1}}]"#, "k".repeat(30_000)),
@@ -391,7 +538,20 @@ mod tests {
 
     #[test]
     fn a_delta_counts_what_the_model_made() {
-        let delta = br#"{"role":"assistant","content":"abcd","tool_calls":[{"id":"call_1","function":{"name":"f","arguments":"{\"a\"}"}}]}"#;
-        assert_eq!(text_bytes(delta), 4 + 1 + 7);
+        let delta = br#"{"role":"assistant","content":"one two","tool_calls":[{"id":"call_1","function":{"name":"f","arguments":"{\"a\"}"}}]}"#;
+        let mut heard = Heard::default();
+        heard.add_message(delta);
+        assert_eq!(heard.tokens(), tokens_of(br#"one twof{\"a\"}"#));
+        assert!((5..9).contains(&heard.tokens()), "{}", heard.tokens());
+    }
+
+    #[test]
+    fn an_endless_answer_is_counted_in_pieces() {
+        let mut heard = Heard::default();
+        for _ in 0..100_000 {
+            heard.add(b" word");
+        }
+        assert!(heard.text.len() <= PIECE);
+        assert!((99_990..=100_010).contains(&heard.tokens()), "{}", heard.tokens());
     }
 }

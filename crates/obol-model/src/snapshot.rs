@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -241,6 +242,8 @@ pub struct Provider {
 pub enum ProviderKind {
     /// The OpenAI API, or one that is compatible with it.
     Openai,
+    /// The Anthropic API, or one that is compatible with it.
+    Anthropic,
 }
 
 /// A public model name.
@@ -265,6 +268,9 @@ pub struct Target {
     /// Whether `stream_options.include_usage` may be added to streams (some providers refuse it).
     #[serde(default = "yes")]
     pub stream_usage: bool,
+    /// Its share of the requests among the targets that have one; without any, targets are tried in their order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<NonZeroU32>,
 }
 
 fn yes() -> bool {

@@ -1,4 +1,5 @@
 use std::fs;
+use std::num::NonZeroU32;
 
 use obol_model::snapshot::{Auth, Namespace, Sealed, Transport, WorkerMode};
 use obol_model::{ConnectionName, ModelName};
@@ -65,7 +66,7 @@ models:
   fast:
     max_output: 4096
     targets:
-      - { provider: openai, model: gpt-x-mini, price: { input: 0.15, output: 0.60, cached_input: 0.075 }, stream_usage: false }
+      - { provider: openai, model: gpt-x-mini, price: { input: 0.15, output: 0.60, cached_input: 0.075 }, stream_usage: false, weight: 70 }
       - { provider: openai, model: other, price: { input: 0.1, output: 10 } }
       - { provider: openai, model: gratis, free: true }
 policies: ["acme.cedar"]
@@ -129,6 +130,7 @@ fn a_full_file_compiles_to_what_it_says() {
         [[150_000_000, 75_000_000, 600_000_000], [100_000_000, 100_000_000, 10_000_000_000], [0, 0, 0]]
     );
     assert_eq!(model.targets.iter().map(|t| t.stream_usage).collect::<Vec<_>>(), [false, true, true]);
+    assert_eq!(model.targets.iter().map(|t| t.weight).collect::<Vec<_>>(), [NonZeroU32::new(70), None, None]);
 }
 
 #[test]
@@ -211,8 +213,8 @@ fn each_fault_has_a_place_and_a_way_out() {
         (http("url: 'https://x.example/', auth: {}"), "acme.yaml:4:69: `auth` needs either `bearer` or `header`\n  help: write `auth: { bearer: { secret: \"env:NAME\" } }`"),
         (http("url: 'https://x.example/', auth: { header: { name: Host, value: { secret: 'env:TOKEN' } } }"), "acme.yaml:4:87: the gateway sets the header `host` itself"),
         // providers and models
-        ("providers: { p: { kind: anthropic, base_url: 'https://x.example/' } }".into(), "acme.yaml:3:25: `kind` cannot be `anthropic`\n  help: known here: `openai`"),
-        ("providers: { p: { base_url: 'https://x.example/' } }".into(), "acme.yaml:3:17: provider `p` has no `kind`\n  help: add `kind: openai`"),
+        ("providers: { p: { kind: gemini, base_url: 'https://x.example/' } }".into(), "acme.yaml:3:25: `kind` cannot be `gemini`\n  help: known here: `openai`, `anthropic`"),
+        ("providers: { p: { base_url: 'https://x.example/' } }".into(), "acme.yaml:3:17: provider `p` has no `kind`\n  help: add `kind: openai` or `kind: anthropic`"),
         ("providers: { p: { kind: openai, base_url: 'https://x.example/?a=b' } }".into(), "acme.yaml:3:43: `base_url` must not contain a query\n  help: remove what follows `?`: paths are appended"),
         (format!("{PROVIDER}models:\n  m: {{ targets: [] }}"), "acme.yaml:5:6: model `m` has no targets\n  help: add `targets: [{ provider: …, model: …, price: { input: …, output: … } }]`"),
         (model("{ provider: q, model: x, free: true }"), "acme.yaml:5:30: there is no provider `q`\n  help: did you mean `p`?"),

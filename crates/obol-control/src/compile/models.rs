@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
 use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
 use obol_model::{ModelName, NanoUsd, ProviderName, TokenPrice};
@@ -9,11 +10,14 @@ use super::yaml::{Node, place};
 
 /// More than any model can produce; keeps the worst case of a reservation within what money can express.
 const MOST_OUTPUT: u64 = 10_000_000;
+/// Shares are percentages as a rule.
+const MOST_WEIGHT: u64 = 1_000_000;
 /// In nano-USD.
 const USD: u64 = 1_000_000_000;
 
 /// Which API a provider speaks, by the word for it.
-pub(super) const KINDS: [(&str, ProviderKind); 1] = [("openai", ProviderKind::Openai)];
+pub(super) const KINDS: [(&str, ProviderKind); 2] =
+    [("openai", ProviderKind::Openai), ("anthropic", ProviderKind::Anthropic)];
 
 /// The providers of a workspace.
 #[derive(Debug, Default)]
@@ -42,7 +46,11 @@ impl Reader<'_> {
         let kind = if fields.get("kind").is_some() {
             self.word(&fields, "kind", &KINDS)
         } else {
-            self.fault(fields.place, format!("{what} has no `kind`"), "add `kind: openai`");
+            self.fault(
+                fields.place,
+                format!("{what} has no `kind`"),
+                "add `kind: openai` or `kind: anthropic`",
+            );
             None
         };
         let Some(node) = fields.get("base_url") else {
@@ -102,8 +110,11 @@ impl Reader<'_> {
 
     fn target(&mut self, node: &Node, what: &str, providers: &Providers) -> Option<Target> {
         let what = format!("a target of {what}");
-        let fields = self.fields(node, &what, &["provider", "model", "price", "free", "stream_usage"]);
+        let fields =
+            self.fields(node, &what, &["provider", "model", "price", "free", "stream_usage", "weight"]);
         let stream_usage = self.boolean(&fields, "stream_usage").unwrap_or(true);
+        let weight = self.count(&fields, "weight", MOST_WEIGHT);
+        let weight = weight.and_then(|weight| NonZeroU32::new(u32::try_from(weight).ok()?));
         let model = self.required_text(&fields, "model", &what);
         let provider = self.required_text(&fields, "provider", &what);
         let valid = provider.as_deref().and_then(|name| providers.valid.get_key_value(name));
@@ -122,7 +133,8 @@ impl Reader<'_> {
             return None;
         }
         // A name that breaks the grammar was reported where the provider stands.
-        Some(Target { provider: provider.parse().ok()?, model: model?, price: price?, stream_usage })
+        let provider = provider.parse().ok()?;
+        Some(Target { provider, model: model?, price: price?, stream_usage, weight })
     }
 
     fn required_text(&mut self, fields: &Fields<'_>, name: &str, what: &str) -> Option<String> {

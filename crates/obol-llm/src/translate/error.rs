@@ -191,7 +191,8 @@ fn parts_to_chat(status: Option<StatusCode>, parts: &Parts<'_>) -> Bytes {
 /// An error of ours in the messages dialect. `message` is shown to the caller as it is.
 pub fn messages_error(kind: Kind, code: &str, message: &str) -> Bytes {
     let r#type = match kind {
-        Kind::InvalidRequest | Kind::Conflict => "invalid_request_error",
+        _ if code == "budget_exceeded" => "billing_error",
+        Kind::InvalidRequest | Kind::Conflict | Kind::Unprocessable => "invalid_request_error",
         Kind::Unauthenticated => "authentication_error",
         Kind::Forbidden => "permission_error",
         Kind::NotFound => "not_found_error",

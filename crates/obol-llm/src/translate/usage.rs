@@ -57,7 +57,7 @@ impl MessagesReading {
     }
 
     /// Takes in the value of a `usage` member.
-    pub(super) fn read(&mut self, usage: &RawValue) {
+    pub(crate) fn read(&mut self, usage: &RawValue) {
         #[derive(Deserialize)]
         struct Raw {
             #[serde(default, deserialize_with = "count")]
@@ -92,17 +92,18 @@ impl MessagesReading {
         self.implausible
     }
 
-    /// What was used, where an estimate of prompt and output in tokens stands in for what was not reported or cannot
-    /// be. A cut answer has cost at least what it relayed.
-    pub fn usage(&self, complete: bool, estimated_input: u64, estimated_output: u64) -> Usage {
+    /// What was used, where an estimate stands in for what was not reported or cannot be. A cut answer has cost at
+    /// least what it relayed.
+    pub(crate) fn usage(&self, complete: bool, estimate: impl FnOnce() -> Estimate) -> Usage {
         let complete = complete && !self.implausible;
         if let (true, Some(tokens)) = (complete, self.tokens()) {
             return Usage { tokens, estimated: false };
         }
-        let output = self.output.map_or(estimated_output, |reported| {
-            if complete { reported } else { reported.max(estimated_output) }
+        let estimate = estimate();
+        let output = self.output.map_or(estimate.output, |reported| {
+            if complete { reported } else { reported.max(estimate.output) }
         });
-        Usage { tokens: self.buckets(self.input.unwrap_or(estimated_input), output), estimated: true }
+        Usage { tokens: self.buckets(self.input.unwrap_or(estimate.input), output), estimated: true }
     }
 
     /// What was reported, when it is all that there has to be.
@@ -207,7 +208,8 @@ mod tests {
             r#"{"type":"message_delta","usage":{"output_tokens":10}}"#,
             r#"{"type":"message_delta","usage":{"input_tokens":null,"output_tokens":15,"output_tokens_details":{"thinking_tokens":5}}}"#,
         ];
-        let usage = reading(&[&[start][..], &deltas].concat()).usage(true, 99, 99);
+        let usage =
+            reading(&[&[start][..], &deltas].concat()).usage(true, || Estimate { input: 99, output: 99 });
         let expected = Tokens {
             input: 25,
             cached_input: 100,
@@ -217,7 +219,7 @@ mod tests {
             ..Tokens::default()
         };
         assert_eq!(usage, Usage { tokens: expected, estimated: false });
-        let cut = reading(&[start]).usage(false, 99, 50);
+        let cut = reading(&[start]).usage(false, || Estimate { input: 99, output: 50 });
         assert_eq!((cut.tokens.input, cut.tokens.output, cut.estimated), (25, 50, true));
     }
 
@@ -227,13 +229,16 @@ mod tests {
         all.read_answer(
             br#"{"content":[],"usage":{"input_tokens":3,"output_tokens":4,"service_tier":"standard"}}"#,
         );
-        assert_eq!(all.usage(true, 0, 0).tokens, Tokens { input: 3, output: 4, ..Tokens::default() });
+        assert_eq!(
+            all.usage(true, || Estimate { input: 0, output: 0 }).tokens,
+            Tokens { input: 3, output: 4, ..Tokens::default() }
+        );
         all.read_answer(b"[]");
         all.read_answer(br#"{"usage":{"output_tokens":100000001}}"#);
         assert!(all.is_implausible());
-        let used = all.usage(true, 0, 9);
+        let used = all.usage(true, || Estimate { input: 0, output: 9 });
         assert_eq!((used.tokens.output, used.estimated), (9, true));
-        let nothing = MessagesReading::default().usage(true, 1, 2);
+        let nothing = MessagesReading::default().usage(true, || Estimate { input: 1, output: 2 });
         assert_eq!((nothing.tokens.input, nothing.tokens.output, nothing.estimated), (1, 2, true));
     }
 }

@@ -1,27 +1,30 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use obol_dial::{DialOptions, Dialer};
 use obol_llm::{
-    Answer, AnswerBody, Attempt, ChatRequest, ChatStream, Credential, Llm, LlmError, LlmOptions, Sent, Usage,
+    Account, Answer, AnswerBody, AnswerStream, Credential, Endpoint, Llm, LlmError, LlmOptions, LlmRequest,
+    Route, Usage,
 };
-use obol_model::ProviderName;
-use obol_model::TokenPrice;
-use obol_model::snapshot::Target;
+use obol_model::snapshot::{Auth, Provider, ProviderKind, Target};
+use obol_model::{Outcome, TokenPrice, Tokens};
 use obol_testkit::fake_llm::FakeLlm;
+use parking_lot::Mutex;
 use url::Url;
 
 /// What a publication would say of one upstream.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Upstream {
-    pub(crate) provider: ProviderName,
+    pub(crate) kind: ProviderKind,
     pub(crate) base_url: Url,
     pub(crate) credential: Option<Credential>,
     pub(crate) target: Target,
     pub(crate) allow_private: bool,
+    pub(crate) most_output: Option<u64>,
 }
 
 impl Upstream {
@@ -31,7 +34,7 @@ impl Upstream {
 
     pub(crate) fn at(base_url: &str, name: &str) -> Self {
         Self {
-            provider: name.parse().unwrap(),
+            kind: ProviderKind::Openai,
             base_url: base_url.parse().unwrap(),
             credential: Some(Credential::bearer(&format!("sk-{name}").into()).unwrap()),
             target: Target {
@@ -39,26 +42,107 @@ impl Upstream {
                 model: format!("{name}-model"),
                 price: TokenPrice::default(),
                 stream_usage: true,
+                weight: None,
             },
             allow_private: true,
-        }
-    }
-
-    pub(crate) fn attempt(&self) -> Attempt<'_> {
-        Attempt {
-            provider: &self.provider,
-            base_url: &self.base_url,
-            credential: self.credential.as_ref(),
-            target: &self.target,
-            allow_private: self.allow_private,
             most_output: None,
         }
     }
+
+    pub(crate) fn route(&self) -> Arc<Route> {
+        let provider = Provider {
+            kind: self.kind,
+            base_url: self.base_url.clone(),
+            auth: None::<Auth>,
+            allow_private: self.allow_private,
+        };
+        let (target, credential) = (self.target.clone(), self.credential.clone());
+        Arc::new(Route::new("acme", target, &provider, credential, self.most_output))
+    }
+}
+
+/// An account that can pay for everything, and tells what it heard.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Told(pub(crate) Arc<Mutex<Heard>>);
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Heard {
+    /// Which target may ask to be paid though nothing of an answer is known.
+    pub(crate) due: Option<String>,
+    due_before: Option<String>,
+    pub(crate) failed: Vec<(String, &'static str)>,
+    pub(crate) answered: Option<(String, Option<String>)>,
+    pub(crate) used: Option<Usage>,
+    pub(crate) relayed: usize,
+    pub(crate) outcome: Option<Outcome>,
+    /// Targets that cannot be paid.
+    pub(crate) too_dear: Vec<&'static str>,
+}
+
+impl Account for Told {
+    async fn afford(&mut self, route: &Arc<Route>) -> Result<(), LlmError> {
+        let mut heard = self.0.lock();
+        let name = route.provider().to_string();
+        if heard.too_dear.contains(&name.as_str()) {
+            let (kind, message) = (obol_model::Kind::RateLimited, "too dear".to_owned());
+            return Err(LlmError::Denied { kind, code: "budget_exceeded", message, retry_after: None });
+        }
+        heard.due_before = heard.due.replace(name);
+        Ok(())
+    }
+
+    fn failed(&mut self, route: &Arc<Route>, failure: &LlmError, may_have_worked: bool) {
+        let mut heard = self.0.lock();
+        if !may_have_worked {
+            heard.due = heard.due_before.take();
+        }
+        heard.failed.push((route.provider().to_string(), failure.code()));
+    }
+
+    async fn answered(&mut self, route: &Arc<Route>, response_id: Option<&str>) {
+        let mut heard = self.0.lock();
+        heard.due = None;
+        heard.answered = Some((route.provider().to_string(), response_id.map(str::to_owned)));
+    }
+
+    fn used(&mut self, usage: Usage) {
+        self.0.lock().used = Some(usage);
+    }
+
+    fn relayed(&mut self, bytes: &Bytes) {
+        self.0.lock().relayed += bytes.len();
+    }
+
+    fn close(self, outcome: Outcome) {
+        let before = self.0.lock().outcome.replace(outcome);
+        assert_eq!(before, None, "closed once");
+    }
+}
+
+impl Told {
+    pub(crate) fn heard(&self) -> Heard {
+        self.0.lock().clone()
+    }
+
+    /// How the stream ended.
+    pub(crate) fn end(&self) -> End {
+        let heard = self.heard();
+        let usage = heard.used.unwrap();
+        End { tokens: usage.tokens, estimated: usage.estimated, complete: heard.outcome == Some(Outcome::Ok) }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct End {
+    pub(crate) tokens: Tokens,
+    pub(crate) estimated: bool,
+    pub(crate) complete: bool,
 }
 
 pub(crate) fn options() -> LlmOptions {
     LlmOptions {
         first_byte_timeout: Duration::from_secs(10),
+        commit_after: Duration::from_secs(15),
         idle_timeout: Duration::from_secs(10),
         total: Duration::from_secs(20),
         max_answer_bytes: 100_000,
@@ -74,52 +158,68 @@ pub(crate) fn llm() -> Llm {
     Llm::new(dialer(), options())
 }
 
-pub(crate) fn request(body: &str) -> ChatRequest {
-    ChatRequest::parse(Bytes::copy_from_slice(body.as_bytes())).unwrap()
+pub(crate) fn request(body: &str) -> LlmRequest {
+    request_of(Endpoint::ChatCompletions, body)
 }
 
-pub(crate) fn plain() -> ChatRequest {
+pub(crate) fn request_of(endpoint: Endpoint, body: &str) -> LlmRequest {
+    LlmRequest::parse(endpoint, Bytes::copy_from_slice(body.as_bytes())).unwrap()
+}
+
+pub(crate) fn plain() -> LlmRequest {
     request(r#"{"model":"pub","messages":[{"role":"user","content":"one two three"}]}"#)
 }
 
-pub(crate) fn streaming() -> ChatRequest {
+pub(crate) fn streaming() -> LlmRequest {
     request(r#"{"model":"pub","stream":true,"messages":[{"role":"user","content":"one two three"}]}"#)
+}
+
+pub(crate) async fn call(
+    llm: &Llm,
+    request: &LlmRequest,
+    upstreams: &[&Upstream],
+) -> (Result<Answer<Told>, LlmError>, Told) {
+    let routes: Vec<_> = upstreams.iter().map(|upstream| upstream.route()).collect();
+    let told = Told::default();
+    (llm.call(Arc::new(request.clone()), routes, told.clone()).await, told)
 }
 
 pub(crate) async fn chat(
     llm: &Llm,
-    request: &ChatRequest,
+    request: &LlmRequest,
     upstreams: &[&Upstream],
-) -> Result<Answer, LlmError> {
-    let attempts: Vec<_> = upstreams.iter().map(|upstream| upstream.attempt()).collect();
-    llm.chat(request, &attempts, &mut None).await
+) -> Result<Answer<Told>, LlmError> {
+    call(llm, request, upstreams).await.0
 }
 
-/// The error of a call that fails, and which attempt may have cost something.
+/// The error of a call that fails, and which target may have cost something.
 pub(crate) async fn fails(
     llm: &Llm,
-    request: &ChatRequest,
+    request: &LlmRequest,
     upstreams: &[&Upstream],
-) -> (LlmError, Option<Sent>) {
-    let attempts: Vec<_> = upstreams.iter().map(|upstream| upstream.attempt()).collect();
-    let mut sent = None;
-    let failure = llm.chat(request, &attempts, &mut sent).await.unwrap_err();
-    (failure, sent)
+) -> (LlmError, Option<String>) {
+    let (result, told) = call(llm, request, upstreams).await;
+    (result.unwrap_err(), told.heard().due)
 }
 
-pub(crate) fn full(answer: Answer) -> (u16, String, Option<Usage>) {
-    let AnswerBody::Full { bytes, usage } = answer.body else { panic!("a stream") };
+/// Whose answer it is.
+pub(crate) fn by(answer: &Answer<Told>) -> &str {
+    answer.route.as_ref().unwrap().provider().as_str()
+}
+
+pub(crate) fn full(answer: Answer<Told>) -> (u16, String, Option<Usage>) {
+    let AnswerBody::Full { bytes, usage, .. } = answer.body else { panic!("a stream") };
     assert_eq!(answer.content_type, "application/json");
     (answer.status.as_u16(), String::from_utf8(bytes.to_vec()).unwrap(), usage)
 }
 
-pub(crate) fn stream(answer: Answer) -> ChatStream {
+pub(crate) fn stream(answer: Answer<Told>) -> AnswerStream<Told> {
     let AnswerBody::Stream(stream) = answer.body else { panic!("no stream") };
     assert_eq!((answer.status.as_u16(), answer.content_type.to_str().unwrap()), (200, "text/event-stream"));
     *stream
 }
 
-pub(crate) async fn rest(stream: &mut ChatStream) -> String {
+pub(crate) async fn rest(stream: &mut AnswerStream<Told>) -> String {
     let mut all = Vec::new();
     while let Some(run) = stream.next().await {
         all.extend_from_slice(&run);

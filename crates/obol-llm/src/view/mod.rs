@@ -1,19 +1,20 @@
+mod chat;
+mod messages;
+mod responses;
+
 use std::sync::LazyLock;
 
 use bytes::Bytes;
 use memchr::memmem::Finder;
-use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::json;
+use crate::endpoint::Endpoint;
 use crate::sse;
-use crate::usage::{Estimate, Reading, Usage, text_bytes, tokens_of};
+use crate::translate::MessagesReading;
+use crate::usage::{Estimate, Heard, Reading, Usage};
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""usage""#));
-static FINISH_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""finish_reason""#));
-static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""error""#));
-static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""delta""#));
 
 /// The first event of a stream that is more than a preamble.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,134 +23,113 @@ pub(crate) enum First {
     Content,
     /// An error; the data of its event.
     Error(Bytes),
-    /// `[DONE]`: there is no answer.
+    /// The end: there is no answer.
     Done,
 }
 
-/// What is known of a stream from the events that passed.
+/// What is known of a provider's stream from the events that passed.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// The usage chunk is ours: the client did not ask for it.
-    hide_usage: bool,
+    pub(crate) seen: Seen,
+    grammar: Grammar,
+}
+
+/// What is known in any dialect.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
     pub(crate) first: Option<First>,
-    /// `[DONE]` passed.
+    /// The last event passed.
     pub(crate) done: bool,
-    /// A choice is finished.
+    /// It is known why the answer ended.
     pub(crate) finished: bool,
-    /// The data of an error frame. It ends the answer, whatever follows.
+    /// The data of an error event. It ends the answer, whatever follows.
     pub(crate) error: Option<Bytes>,
-    reading: Reading,
-    text_bytes: usize,
+    /// The id of a stored answer.
+    pub(crate) response_id: Option<String>,
+    /// Events that passed.
+    pub(crate) events: u64,
+    heard: Heard,
+}
+
+impl Seen {
+    /// An error that comes after the end changes nothing.
+    fn fail(&mut self, data: &[u8]) {
+        if !self.done {
+            let data = Bytes::copy_from_slice(data);
+            self.first.get_or_insert_with(|| First::Error(data.clone()));
+            self.error = Some(data);
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Grammar {
+    /// The usage chunk is ours where the client did not ask for it.
+    Chat {
+        hide_usage: bool,
+        reading: Reading,
+    },
+    Messages(MessagesReading),
+    Responses(Reading),
 }
 
 impl View {
-    pub(crate) fn new(hide_usage: bool) -> Self {
-        Self {
-            hide_usage,
-            first: None,
-            done: false,
-            finished: false,
-            error: None,
-            reading: Reading::default(),
-            text_bytes: 0,
-        }
+    /// `spoken` is what the provider speaks; `hide_usage` that the usage chunk of a chat is not for the client.
+    pub(crate) fn new(spoken: Endpoint, hide_usage: bool) -> Self {
+        let grammar = match spoken {
+            Endpoint::Messages | Endpoint::CountTokens => Grammar::Messages(MessagesReading::default()),
+            Endpoint::Responses => Grammar::Responses(Reading::default()),
+            Endpoint::ChatCompletions | Endpoint::Embeddings => {
+                Grammar::Chat { hide_usage, reading: Reading::default() }
+            }
+        };
+        Self { seen: Seen::default(), grammar }
     }
 
     /// Takes note of an event. Whether it is to be relayed.
     ///
-    /// Error frames are not: providers put addresses, accounts and parts of keys into them (DESIGN §11.4).
+    /// Error events are not: providers put addresses, accounts and parts of keys into them (DESIGN §11.4).
     pub(crate) fn look(&mut self, event: &[u8]) -> bool {
-        if self.error.is_some() {
+        let Self { seen, grammar } = self;
+        if seen.error.is_some() {
             return false;
         }
         let Some(data) = sse::data(event) else { return true };
-        if data.trim_ascii() == b"[DONE]" {
-            self.done = true;
-            self.first.get_or_insert(First::Done);
-            return true;
+        seen.events += 1;
+        match grammar {
+            Grammar::Chat { hide_usage, reading } => chat::look(seen, reading, *hide_usage, event, &data),
+            Grammar::Messages(reading) => messages::look(seen, reading, event, &data),
+            Grammar::Responses(reading) => responses::look(seen, reading, event, &data),
         }
-        // Most events have nothing of interest; parsing all of them would be the larger part of a stream's cost.
-        let has_error = json::may_have(&data, &ERROR);
-        let chunk = if has_error || [&*USAGE, &*FINISH_REASON].iter().any(|name| json::may_have(&data, name))
-        {
-            serde_json::from_slice::<Chunk<'_>>(&data).ok()
-        } else {
-            Some(Chunk::default())
-        };
-        // What looks like an error but cannot be read is taken for one: it must not get past for being broken.
-        if chunk.as_ref().map_or(has_error, Chunk::is_error) || sse::is_named(event, b"error") {
-            if !self.done {
-                let data = Bytes::copy_from_slice(&data);
-                self.first.get_or_insert_with(|| First::Error(data.clone()));
-                self.error = Some(data);
-            }
-            if let Some(usage) = chunk.and_then(|chunk| chunk.usage) {
-                self.reading.update(Reading::parse(usage));
-            }
-            return false;
-        }
-        for delta in json::members(&data, &DELTA) {
-            if delta.starts_with(b"{") {
-                self.text_bytes += text_bytes(delta);
-            }
-        }
-        if self.first.is_none() && !is_preamble(&data) {
-            self.first = Some(First::Content);
-        }
-        let chunk = chunk.unwrap_or_default();
-        let has_choices = chunk.choices.is_some();
-        let choices = chunk.choices.unwrap_or_default();
-        self.finished |= choices.iter().any(|choice| choice.finish_reason.is_some());
-        let Some(usage) = chunk.usage else { return true };
-        self.reading.update(Reading::parse(usage));
-        !(self.hide_usage && has_choices && choices.is_empty())
     }
 
     /// Whether a count of tokens was reported that cannot be.
     pub(crate) fn is_implausible(&self) -> bool {
-        self.reading.is_implausible()
+        match &self.grammar {
+            Grammar::Chat { reading, .. } | Grammar::Responses(reading) => reading.is_implausible(),
+            Grammar::Messages(reading) => reading.is_implausible(),
+        }
+    }
+
+    /// Whether the usage of a finished answer is still to come, in an event of its own.
+    pub(crate) fn awaits_usage(&self) -> bool {
+        let Grammar::Chat { reading, .. } = &self.grammar else { return false };
+        self.is_complete() && !self.seen.done && *reading == Reading::default()
     }
 
     /// Whether the answer came to its end.
     pub(crate) fn is_complete(&self) -> bool {
-        (self.done || self.finished) && self.error.is_none()
+        (self.seen.done || self.seen.finished) && self.seen.error.is_none()
     }
 
-    pub(crate) fn usage(&self, input: u64) -> Usage {
-        let estimate = || Estimate { input, output: tokens_of(self.text_bytes) };
-        self.reading.usage(self.is_complete(), estimate)
-    }
-}
-
-/// The members of a chunk that matter; all else is skipped.
-#[derive(Default, Deserialize)]
-struct Chunk<'a> {
-    #[serde(borrow, default)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "lenient")]
-    choices: Option<Vec<Choice<'a>>>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow, default)]
-    finish_reason: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-}
-
-/// Choices of another type must not hide the members beside them.
-fn lenient<'de, D: Deserializer<'de>>(choices: D) -> Result<Option<Vec<Choice<'de>>>, D::Error> {
-    let raw = Option::<&'de RawValue>::deserialize(choices)?;
-    Ok(raw.and_then(|raw| serde_json::from_str(raw.get()).ok()))
-}
-
-impl Chunk<'_> {
-    fn is_error(&self) -> bool {
-        let of_choices = self.choices.iter().flatten().filter_map(|choice| choice.error);
-        self.error.into_iter().chain(of_choices).any(is_error)
+    /// `input` estimates the prompt.
+    pub(crate) fn usage(&self, input: impl FnOnce() -> u64) -> Usage {
+        let complete = self.is_complete();
+        let estimate = || Estimate { input: input(), output: self.seen.heard.tokens() };
+        match &self.grammar {
+            Grammar::Chat { reading, .. } | Grammar::Responses(reading) => reading.usage(complete, estimate),
+            Grammar::Messages(reading) => reading.usage(complete, estimate),
+        }
     }
 }
 
@@ -158,32 +138,21 @@ pub(crate) fn is_error(value: &RawValue) -> bool {
     !matches!(value.get(), "null" | "false" | "0" | "\"\"" | "{}" | "[]")
 }
 
-/// Whether a chunk says nothing of an answer yet: no choices, or choices that tell a role at most (DESIGN §11.2).
-/// Data that is no chunk is taken for content: nothing is known of it, so it is not held back.
-fn is_preamble(data: &[u8]) -> bool {
-    match serde_json::from_slice(data) {
-        Ok(Value::Object(chunk)) => {
-            chunk.get("choices").is_none_or(|choices| says_nothing("choices", choices))
-        }
-        Ok(_) => false,
-        Err(_) => data.trim_ascii().is_empty(),
-    }
-}
-
-fn says_nothing(name: &str, value: &Value) -> bool {
+/// Whether a value of a member holds nothing of an answer.
+fn is_nothing(value: &Value) -> bool {
     match value {
-        _ if matches!(name, "index" | "role" | "content_filter_results") => true,
         Value::Null => true,
         Value::Bool(_) | Value::Number(_) => false,
         Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.iter().all(|item| says_nothing(name, item)),
-        Value::Object(members) => members.iter().all(|(name, value)| says_nothing(name, value)),
+        Value::Array(items) => items.iter().all(is_nothing),
+        Value::Object(members) => members.values().all(is_nothing),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::chat::is_preamble;
 
     fn event(json: &str) -> Vec<u8> {
         format!("data: {json}\n\n").into_bytes()
@@ -195,21 +164,21 @@ mod tests {
         let extra = event(&format!(r#"{{"choices":[],{usage}}}"#));
         let with_choices =
             event(&format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"stop"}}],{usage}}}"#));
-        assert!(!View::new(true).look(&extra));
-        assert!(View::new(false).look(&extra));
-        assert!(View::new(true).look(&with_choices));
-        assert!(View::new(true).look(&event(r#"{"choices":[],"usage":null}"#)));
-        assert!(View::new(true).look(&event("no json with \"usage\": 1")));
-        let mut view = View::new(true);
+        assert!(!View::new(Endpoint::ChatCompletions, true).look(&extra));
+        assert!(View::new(Endpoint::ChatCompletions, false).look(&extra));
+        assert!(View::new(Endpoint::ChatCompletions, true).look(&with_choices));
+        assert!(View::new(Endpoint::ChatCompletions, true).look(&event(r#"{"choices":[],"usage":null}"#)));
+        assert!(View::new(Endpoint::ChatCompletions, true).look(&event("no json with \"usage\": 1")));
+        let mut view = View::new(Endpoint::ChatCompletions, true);
         view.look(&extra);
         view.look(&event("[DONE]"));
-        let used = view.usage(99);
+        let used = view.usage(|| 99);
         assert_eq!((used.tokens.input, used.tokens.output, used.estimated), (3, 4, false));
     }
 
     #[test]
     fn unreported_usage_is_estimated_from_what_passed() {
-        let mut view = View::new(false);
+        let mut view = View::new(Endpoint::ChatCompletions, false);
         view.look(&event(
             r#"{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
         ));
@@ -217,7 +186,7 @@ mod tests {
         assert!(!view.is_complete());
         view.look(&event(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#));
         assert!(view.is_complete());
-        let used = view.usage(5);
+        let used = view.usage(|| 5);
         assert_eq!((used.tokens.input, used.tokens.output, used.estimated), (5, 3, true));
     }
 
@@ -229,13 +198,13 @@ mod tests {
             (r#"{"error":null,"choices":[{"delta":{},"finish_reason":"stop"}]}"#, First::Content),
             (r#"{"error":{"code":429}}"#, First::Error(r#"{"error":{"code":429}}"#.into())),
         ] {
-            let mut view = View::new(false);
+            let mut view = View::new(Endpoint::ChatCompletions, false);
             assert!(view.look(b": comment\n\n"));
             assert!(view.look(&event(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#)));
-            assert_eq!(view.first, None);
+            assert_eq!(view.seen.first, None);
             view.look(&event(json));
             view.look(&event(r#"{"error":"late"}"#));
-            assert_eq!(view.first, Some(expected), "{json}");
+            assert_eq!(view.seen.first, Some(expected), "{json}");
         }
     }
 
@@ -281,18 +250,18 @@ mod tests {
             "event: error\ndata: {\"message\":\"sk-leak\"}",
             "event: error\ndata: sk-leak",
         ] {
-            let mut view = View::new(false);
+            let mut view = View::new(Endpoint::ChatCompletions, false);
             assert!(view.look(&event(r#"{"choices":[{"delta":{"content":"x"}}]}"#)));
             assert!(!view.look(format!("{frame}\n\n").as_bytes()), "{frame}");
-            assert!(view.error.is_some() && !view.is_complete(), "{frame}");
+            assert!(view.seen.error.is_some() && !view.is_complete(), "{frame}");
             assert!(!view.look(&event("[DONE]")) && !view.is_complete(), "{frame}");
-            assert!(view.usage(1).estimated);
+            assert!(view.usage(|| 1).estimated);
         }
-        let mut view = View::new(false);
+        let mut view = View::new(Endpoint::ChatCompletions, false);
         view.look(&event(r#"{"error":"x","usage":{"prompt_tokens":3,"completion_tokens":4}}"#));
-        let used = view.usage(99);
+        let used = view.usage(|| 99);
         assert_eq!((used.tokens.input, used.tokens.output, used.estimated), (3, 4, true));
-        let mut view = View::new(false);
+        let mut view = View::new(Endpoint::ChatCompletions, false);
         for harmless in [
             r#"{"error":null,"choices":[{"delta":{"content":"\"error\":1"}}]}"#,
             r#"{"error":"","choices":[{"delta":{"content":"x"}}]}"#,

@@ -1,0 +1,93 @@
+use axum::response::Response;
+use http::{HeaderValue, StatusCode, header};
+use obol_llm::{Api, LlmError};
+use obol_meter::Denied;
+use obol_model::{Kind, NanoUsd};
+
+use crate::failure::{self, RETRY_AFTER_S, Refusal};
+use crate::toll;
+
+/// A refusal, to be told in the dialect of whoever asks (DESIGN §11.4).
+#[derive(Debug)]
+pub(super) struct Refused {
+    kind: Kind,
+    code: String,
+    message: String,
+    param: Option<String>,
+    retry_after_s: Option<u64>,
+    /// Whether an SDK that tries again by itself would only waste its time.
+    is_final: bool,
+    challenge: Option<String>,
+}
+
+impl Refused {
+    pub(super) fn new(kind: Kind, code: &str, message: impl Into<String>) -> Self {
+        let retry_after_s = matches!(kind, Kind::Unavailable | Kind::Stopping).then_some(RETRY_AFTER_S);
+        Self {
+            kind,
+            code: code.to_owned(),
+            message: message.into(),
+            param: None,
+            retry_after_s,
+            is_final: false,
+            challenge: None,
+        }
+    }
+
+    pub(super) fn about(self, param: &str) -> Self {
+        Self { param: Some(param.to_owned()), ..self }
+    }
+
+    /// `worst` is what the call could have cost.
+    pub(super) fn denied(denied: &Denied, worst: NanoUsd) -> Self {
+        toll::log(denied);
+        let retry_after_s = toll::retry_after_s(denied);
+        Self {
+            retry_after_s,
+            is_final: retry_after_s.is_none(),
+            ..Self::new(denied.kind(), denied.code(), toll::message(denied, worst))
+        }
+    }
+
+    pub(super) fn respond(self, api: Api) -> Response {
+        let status = match (api, &*self.code) {
+            // A budget is no rate to the SDKs of this dialect (DESIGN §11.4).
+            (Api::Anthropic, "budget_exceeded") => StatusCode::PAYMENT_REQUIRED,
+            _ => failure::status(self.kind),
+        };
+        let mut head = Response::builder().status(status);
+        if let Some(seconds) = self.retry_after_s {
+            head = head.header(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.is_final {
+            head = head.header("x-should-retry", HeaderValue::from_static("false"));
+        }
+        if let Some(challenge) = self.challenge {
+            head = head.header(header::WWW_AUTHENTICATE, challenge);
+        }
+        let body = api.error(self.kind, &self.code, &self.message, self.param.as_deref());
+        failure::bytes_response(head, body)
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Self {
+            retry_after_s: refusal.retry_after_s,
+            challenge: refusal.challenge,
+            ..Self::new(refusal.kind, refusal.code, refusal.message)
+        }
+    }
+}
+
+impl From<LlmError> for Refused {
+    fn from(e: LlmError) -> Self {
+        let retry_after_s = e.retry_after().map(|after| toll::seconds(after));
+        Self {
+            param: e.param().map(str::to_owned),
+            retry_after_s,
+            is_final: e.is_final(),
+            ..Self::new(e.kind(), e.code(), e.to_string())
+        }
+    }
+}

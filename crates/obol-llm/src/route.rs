@@ -1,0 +1,84 @@
+use std::sync::Arc;
+
+use obol_dial::Refused;
+use obol_model::ProviderName;
+use obol_model::snapshot::{Provider, ProviderKind, Target};
+use url::Url;
+
+use crate::endpoint::Api;
+use crate::llm::Credential;
+
+/// One target of a model with everything that a publication says of its provider, made once per publication.
+#[derive(Debug)]
+pub struct Route {
+    /// The target.
+    pub target: Target,
+    api: Api,
+    base_url: Url,
+    credential: Option<Credential>,
+    allow_private: bool,
+    most_output: Option<u64>,
+    /// Names the target among those of all workspaces.
+    pub(crate) key: Arc<str>,
+}
+
+impl Route {
+    /// `scope` tells the targets of one workspace from another's; `most_output` is the most tokens of one answer, sent
+    /// where the client sets no limit of its own.
+    pub fn new(
+        scope: &str,
+        target: Target,
+        provider: &Provider,
+        credential: Option<Credential>,
+        most_output: Option<u64>,
+    ) -> Self {
+        let api = match provider.kind {
+            ProviderKind::Openai => Api::OpenAi,
+            ProviderKind::Anthropic => Api::Anthropic,
+        };
+        let key = format!("{scope}/{}/{}/{}", target.provider, target.model, provider.base_url).into();
+        let Provider { base_url, allow_private, .. } = provider;
+        Self {
+            target,
+            api,
+            base_url: base_url.clone(),
+            credential,
+            allow_private: *allow_private,
+            most_output,
+            key,
+        }
+    }
+
+    /// The provider's name in the workspace.
+    pub fn provider(&self) -> &ProviderName {
+        &self.target.provider
+    }
+
+    /// Whose API the provider speaks.
+    pub fn api(&self) -> Api {
+        self.api
+    }
+
+    /// The most tokens of one answer.
+    pub fn most_output(&self) -> Option<u64> {
+        self.most_output
+    }
+
+    pub(crate) fn credential(&self) -> Option<&Credential> {
+        self.credential.as_ref()
+    }
+
+    pub(crate) fn allow_private(&self) -> bool {
+        self.allow_private
+    }
+
+    /// Where a path below the base URL is.
+    pub(crate) fn url<'a>(&self, path: impl Iterator<Item = &'a str>) -> Result<Url, Refused> {
+        obol_dial::check(&self.base_url, self.allow_private)?;
+        let mut url = self.base_url.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        Ok(url)
+    }
+}
