@@ -76,17 +76,27 @@ struct Message {
 
 impl Message {
     fn usage(&self, output: u64) -> Value {
+        let mut usage = self.cumulative(output);
+        let written = self.said.usage.cache_written;
+        usage["cache_creation"] =
+            json!({"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0});
+        usage["service_tier"] = json!("standard");
+        usage
+    }
+
+    /// What the end of a stream repeats.
+    fn cumulative(&self, output: u64) -> Value {
         let usage = &self.said.usage;
-        json!({
+        let mut counts = json!({
             "input_tokens": usage.input - usage.cached - usage.cache_written,
             "cache_creation_input_tokens": usage.cache_written,
             "cache_read_input_tokens": usage.cached,
-            "cache_creation": {
-                "ephemeral_5m_input_tokens": usage.cache_written, "ephemeral_1h_input_tokens": 0
-            },
-            "output_tokens": output,
-            "service_tier": "standard"
-        })
+            "output_tokens": output
+        });
+        if usage.reasoning > 0 {
+            counts["output_tokens_details"] = json!({"thinking_tokens": usage.reasoning.min(output)});
+        }
+        counts
     }
 
     fn blocks(&self) -> Vec<Value> {
@@ -148,16 +158,10 @@ impl Message {
             push(json!({"type": "content_block_stop", "index": index}));
         }
         let (reason, sequence) = self.stop();
-        let usage = &self.said.usage;
         push(json!({
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": {
-                "input_tokens": usage.input - usage.cached - usage.cache_written,
-                "cache_creation_input_tokens": usage.cache_written,
-                "cache_read_input_tokens": usage.cached,
-                "output_tokens": usage.output
-            }
+            "usage": self.cumulative(self.said.usage.output)
         }));
         push(json!({"type": "message_stop"}));
         events

@@ -275,6 +275,7 @@ async fn a_stream_of_a_message_says_what_the_whole_says() {
     let end = &events[events.len() - 2];
     assert_eq!(end["delta"]["stop_reason"], "tool_use");
     assert_eq!(end["usage"]["output_tokens"], CALL_TOKENS + 2);
+    assert_eq!(end["usage"]["output_tokens_details"]["thinking_tokens"], 2);
     assert_eq!(events[0]["message"]["usage"]["input_tokens"], 2 + TOOL_TOKENS);
 }
 
