@@ -1,5 +1,6 @@
 //! Where the real clients and servers are installed, and what runs there.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use obol_testkit::process::{Proc, Spec, Stream};
@@ -47,6 +48,24 @@ pub fn everything() -> String {
 /// When it fails or does not end in time, with what it wrote.
 pub async fn report(spec: Spec, limit: Duration) -> Value {
     finished(&spec.spawn(), limit).await
+}
+
+/// Runs a client to its end and reads the JSON lines that it prints, one for each scenario, by their names.
+///
+/// # Panics
+/// When it fails or does not end in time, with what it wrote.
+pub async fn scenarios(spec: Spec, limit: Duration) -> BTreeMap<String, Value> {
+    let process = spec.spawn();
+    let status = process.wait(limit).await;
+    let wrote = || process.lines().join("\n");
+    assert!(status.success(), "the client ended with {status}:\n{}", wrote());
+    let lines = process.lines_of(Stream::Out);
+    let found = lines.iter().map(|line| {
+        let found: Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("no report ({e}):\n{}", wrote()));
+        (found["scenario"].as_str().unwrap_or_default().to_owned(), found)
+    });
+    found.collect()
 }
 
 /// Waits for a client's end and reads the JSON line that it prints.

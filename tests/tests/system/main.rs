@@ -1,4 +1,5 @@
-//! Real clients against real servers through three replicas behind a balancer without stickiness.
+//! Real clients against real servers through three replicas behind a balancer without stickiness, and against the
+//! provider that other tests stand on.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,4 +11,5 @@
 )]
 
 mod conformance;
+mod llm_sdks;
 mod sdks;
