@@ -54,6 +54,7 @@ pub(crate) fn status(kind: Kind) -> StatusCode {
         Kind::Forbidden => StatusCode::FORBIDDEN,
         Kind::NotFound => StatusCode::NOT_FOUND,
         Kind::Conflict => StatusCode::CONFLICT,
+        Kind::Unprocessable => StatusCode::UNPROCESSABLE_ENTITY,
         Kind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Kind::RateLimited => StatusCode::TOO_MANY_REQUESTS,
         Kind::Unavailable | Kind::Stopping => StatusCode::SERVICE_UNAVAILABLE,

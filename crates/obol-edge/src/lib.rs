@@ -13,6 +13,7 @@ mod control_api;
 mod failure;
 mod front;
 mod gateway;
+mod idempotency;
 mod jwks;
 mod llm;
 mod mcp;

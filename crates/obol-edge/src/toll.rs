@@ -7,6 +7,7 @@ use obol_model::{ModelName, NanoUsd, UsageKind};
 
 use crate::failure::RETRY_AFTER_S;
 use crate::front::Admitted;
+use crate::idempotency;
 
 /// Longest wait that is told as `Retry-After`: SDKs sleep for as long as they are told (DESIGN §11.4).
 pub(crate) const LONGEST_RETRY: Duration = Duration::from_secs(60);
@@ -31,6 +32,7 @@ pub(crate) fn start(admitted: &Admitted, kind: UsageKind, price: obol_meter::Pri
         revision: admitted.publication.revision(),
         kind,
         price,
+        idempotency: None,
     }
 }
 
@@ -63,6 +65,7 @@ pub(crate) fn message(denied: &Denied, worst: NanoUsd) -> String {
             seconds(*reset)
         ),
         Denied::Concurrency => "too many calls are under way at once".to_owned(),
+        Denied::Repeated(repeated) => idempotency::message(repeated).to_owned(),
         Denied::QueueFull | Denied::Stopping => "usage cannot be recorded right now".to_owned(),
         Denied::Ledger(_) => "what may be spent cannot be told right now".to_owned(),
     }

@@ -8,6 +8,7 @@ use obol_model::{
 };
 use parking_lot::Mutex;
 
+use crate::idempotency::{Fate, Keyed, Remembered, Repeated};
 use crate::ledger::{
     Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Line, Open, Rate, Reservation,
     Standing,
@@ -35,6 +36,20 @@ struct Account {
     /// By whom and in which minute.
     rates: HashMap<(String, i64), (u64, u64)>,
     calls: HashMap<RequestId, Call>,
+    records: HashMap<RecordKey, Record>,
+}
+
+/// Whose key, and which.
+type RecordKey = (String, [u8; 32]);
+
+/// What is known of an idempotency key.
+#[derive(Debug)]
+struct Record {
+    fingerprint: [u8; 32],
+    call: RequestId,
+    until: i64,
+    /// `None` while its call is under way.
+    fate: Option<Fate>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -98,6 +113,39 @@ impl Spent {
 }
 
 impl Account {
+    /// What stands in the way of a call with an idempotency key.
+    fn before(&mut self, reservation: &Reservation, now: i64) -> Option<Repeated> {
+        let (key, keyed) = record_key(reservation)?;
+        self.records.retain(|_, record| record.until > now);
+        let record = self.records.get(&key)?;
+        if record.fingerprint != keyed.idempotency.fingerprint {
+            return Some(Repeated::OtherRequest);
+        }
+        Some(match &record.fate {
+            None => Repeated::InFlight,
+            Some(Fate::Answered(Remembered { answer, .. })) => Repeated::Answered(answer.clone()),
+            Some(Fate::Unrecorded) => Repeated::NotReplayable,
+            Some(Fate::Unknown | Fate::Forgotten) => Repeated::OutcomeUnknown,
+        })
+    }
+
+    /// The key is another call's once its own time is over.
+    fn remember(&mut self, reservation: &Reservation, fate: Option<Fate>, now: i64) {
+        let Some((key, keyed)) = record_key(reservation) else { return };
+        let call = reservation.request_id;
+        if self.records.get(&key).is_some_and(|record| record.call != call) {
+            return;
+        }
+        if let Some(Fate::Forgotten) = fate {
+            self.records.remove(&key);
+            return;
+        }
+        let life = i64::try_from(keyed.life.as_millis()).unwrap_or(i64::MAX);
+        let until = now.saturating_add(life);
+        let record = Record { fingerprint: keyed.idempotency.fingerprint, call, until, fate };
+        self.records.insert(key, record);
+    }
+
     fn book(&mut self, counters: &[String], by: i64) {
         for counter in counters {
             self.counters.entry(counter.clone()).or_default().settled += by;
@@ -117,6 +165,11 @@ impl Account {
             *used = used.saturating_add(tokens.unwrap_or(0)).saturating_sub(reservation.tokens);
         }
     }
+}
+
+fn record_key(reservation: &Reservation) -> Option<(RecordKey, &Keyed)> {
+    let keyed = reservation.idempotency.as_ref()?;
+    Some(((reservation.principal.to_string(), keyed.idempotency.key), keyed))
 }
 
 /// A top-up may have raised what was set aside since the event was written.
@@ -148,6 +201,9 @@ impl Ledger for EmbeddedLedger {
             }
             Some(Call::Orphaned { .. } | Call::Closed) => return Err(LedgerError::Closed.into()),
             None => {}
+        }
+        if let Some(repeated) = account.before(reservation, now) {
+            return Err(repeated.into());
         }
         let who = principal.to_string();
         let under_way = account.under_way.get(&who).copied().unwrap_or_default();
@@ -195,6 +251,7 @@ impl Ledger for EmbeddedLedger {
             event: Box::new(event.clone()),
         };
         account.calls.insert(reservation.request_id, call);
+        account.remember(reservation, None, now);
         let standing = Standing {
             requests_left: requests_left.map(|left| left - 1),
             tokens_left: tokens_left.map(|left| left.saturating_sub(*tokens)),
@@ -248,11 +305,17 @@ impl Ledger for EmbeddedLedger {
     }
 
     async fn close(&self, closings: &[Closing]) -> Result<(), CloseError> {
+        let now = self.now();
         let mut state = self.state.lock();
         for Closing { reservation, settled } in closings {
             let id = reservation.request_id;
             let account = state.accounts.entry(reservation.workspace_id.clone()).or_default();
             let before = account.calls.insert(id, Call::Closed);
+            match (&before, settled) {
+                (Some(Call::Closed), _) | (Some(Call::Orphaned { .. }), None) => {}
+                (_, None) => account.remember(reservation, Some(Fate::Forgotten), now),
+                (_, Some(settled)) => account.remember(reservation, settled.fate.clone(), now),
+            }
             let event = match (before, settled) {
                 (Some(Call::Open { reservation, counters, minute, .. }), settled) => {
                     let tokens = settled
@@ -332,6 +395,7 @@ impl Ledger for EmbeddedLedger {
     }
 
     async fn orphan(&self, workspace_id: &WorkspaceId, orphans: &[Open]) -> Result<usize, LedgerError> {
+        let now = self.now();
         let mut state = self.state.lock();
         let mut events = Vec::new();
         if let Some(account) = state.accounts.get_mut(workspace_id) {
@@ -342,6 +406,7 @@ impl Ledger for EmbeddedLedger {
                     continue;
                 };
                 let amount = reservation.amount;
+                account.remember(&reservation, Some(Fate::Unknown), now);
                 account.release(&reservation, &counters, minute, Some(reservation.tokens));
                 account.book(&counters, nanos(amount));
                 account.calls.insert(orphan.request_id, Call::Orphaned { amount });

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use obol_model::{Limits, NanoUsd, Principal, ReplicaId, RequestId, UsageEvent, Window, WorkspaceId};
 use serde::{Deserialize, Serialize};
 
+use crate::idempotency::{Fate, Idempotency, Keyed};
 use crate::ledger::{Admission, Closing, Counter, Line, Reservation, Settled, Standing};
 
 /// The version that this release writes.
@@ -29,6 +30,8 @@ pub(crate) struct Kept {
     tokens: u64,
     asked_at: Timestamp,
     life_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    idempotency: Option<KeptKey>,
     /// `None` for a call that was never made.
     settled: Option<KeptSettled>,
 }
@@ -39,6 +42,23 @@ struct KeptLine {
     counter: String,
     window: Window,
     limit: NanoUsd,
+}
+
+/// Its answer is not kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct KeptKey {
+    key: [u8; 32],
+    fingerprint: [u8; 32],
+    life_ms: u64,
+    fate: KeptFate,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum KeptFate {
+    Forgotten,
+    Unknown,
+    Unrecorded,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -67,7 +87,18 @@ impl Kept {
     pub(crate) fn new(closing: Closing, at: Timestamp, sent: bool) -> Self {
         let Closing { reservation, settled } = closing;
         let Reservation { workspace_id, request_id, owner, principal, lines, limits, .. } = reservation;
-        let Reservation { amount, tokens, asked_at, life, .. } = reservation;
+        let Reservation { amount, tokens, asked_at, life, idempotency, .. } = reservation;
+        let fate = settled.as_ref().and_then(|settled| settled.fate.as_ref());
+        let idempotency = idempotency.map(|Keyed { idempotency, life }| KeptKey {
+            key: idempotency.key,
+            fingerprint: idempotency.fingerprint,
+            life_ms: ms(life),
+            fate: match fate {
+                None | Some(Fate::Forgotten) => KeptFate::Forgotten,
+                Some(Fate::Unknown) => KeptFate::Unknown,
+                Some(Fate::Answered(_) | Fate::Unrecorded) => KeptFate::Unrecorded,
+            },
+        });
         let line = |Line { name, counter, window, limit }: Line| {
             let counter = counter.as_str().to_owned();
             KeptLine { name, counter, window, limit }
@@ -85,8 +116,9 @@ impl Kept {
             amount,
             tokens,
             asked_at,
-            life_ms: u64::try_from(life.as_millis()).unwrap_or(u64::MAX),
-            settled: settled.map(|Settled { admission, event, attempts }| KeptSettled {
+            life_ms: ms(life),
+            idempotency,
+            settled: settled.map(|Settled { admission, event, attempts, .. }| KeptSettled {
                 windows: admission.windows,
                 event,
                 attempts,
@@ -116,11 +148,21 @@ impl Kept {
             tokens: kept.tokens,
             asked_at: kept.asked_at,
             life: Duration::from_millis(kept.life_ms),
+            idempotency: kept.idempotency.as_ref().map(|kept| Keyed {
+                idempotency: Idempotency { key: kept.key, fingerprint: kept.fingerprint },
+                life: Duration::from_millis(kept.life_ms),
+            }),
         };
+        let fate = kept.idempotency.map(|kept| match kept.fate {
+            KeptFate::Forgotten => Fate::Forgotten,
+            KeptFate::Unknown => Fate::Unknown,
+            KeptFate::Unrecorded => Fate::Unrecorded,
+        });
         let settled = kept.settled.map(|KeptSettled { windows, event, attempts }| Settled {
             admission: Admission { windows, standing: Standing::default() },
             event,
             attempts,
+            fate,
         });
         Closing { reservation, settled }
     }
@@ -142,6 +184,10 @@ impl Kept {
             Err(Unread::Damaged("its windows are not those of its budgets".to_owned()))
         }
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

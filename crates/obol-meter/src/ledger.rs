@@ -10,6 +10,8 @@ use obol_model::{
     UsageEvent, Window, WorkspaceId,
 };
 
+use crate::idempotency::{Fate, Keyed, Repeated};
+
 /// A budget that a call draws on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
@@ -98,6 +100,8 @@ pub struct Reservation {
     pub asked_at: Timestamp,
     /// How long after its admission it is overdue, whoever owns it.
     pub life: Duration,
+    /// Under which it is not made again.
+    pub idempotency: Option<Keyed>,
 }
 
 /// An admitted reservation: which windows were chosen.
@@ -174,6 +178,9 @@ pub enum Denied {
     /// The flusher drains and takes nothing new.
     #[error("the usage queue is closed")]
     Stopping,
+    /// It was sent before under the same idempotency key.
+    #[error(transparent)]
+    Repeated(#[from] Repeated),
     /// The ledger could not say yes.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
@@ -204,6 +211,8 @@ impl Denied {
         match self {
             Self::Budget { .. } | Self::Rate { .. } | Self::Concurrency => Kind::RateLimited,
             Self::NeverFits { .. } | Self::TooManyTokens { .. } => Kind::InvalidRequest,
+            Self::Repeated(Repeated::OtherRequest) => Kind::Unprocessable,
+            Self::Repeated(_) => Kind::Conflict,
             Self::QueueFull | Self::Ledger(_) => Kind::Unavailable,
             Self::Stopping => Kind::Stopping,
         }
@@ -218,6 +227,11 @@ impl Denied {
             Self::Rate { .. } => "rate_limit_exceeded",
             Self::Concurrency => "too_many_concurrent_requests",
             Self::QueueFull | Self::Stopping => "meter_unavailable",
+            Self::Repeated(Repeated::Answered(_)) => "idempotency_answered",
+            Self::Repeated(Repeated::InFlight) => "idempotency_in_flight",
+            Self::Repeated(Repeated::OtherRequest) => "idempotency_key_reused",
+            Self::Repeated(Repeated::OutcomeUnknown) => "idempotency_outcome_unknown",
+            Self::Repeated(Repeated::NotReplayable) => "idempotency_not_replayable",
             Self::Ledger(_) => "ledger_unavailable",
         }
     }
@@ -231,10 +245,12 @@ impl Denied {
             }
             Self::Budget { reset, .. } => *reset,
             Self::Rate { reset, .. } => Some(*reset),
-            Self::Concurrency | Self::QueueFull | Self::Stopping | Self::Ledger(_) => {
-                Some(Duration::from_secs(1))
-            }
-            Self::NeverFits { .. } | Self::TooManyTokens { .. } => None,
+            Self::Concurrency
+            | Self::QueueFull
+            | Self::Stopping
+            | Self::Repeated(Repeated::InFlight)
+            | Self::Ledger(_) => Some(Duration::from_secs(1)),
+            Self::NeverFits { .. } | Self::TooManyTokens { .. } | Self::Repeated(_) => None,
         }
     }
 }
@@ -267,8 +283,11 @@ pub struct Closing {
 impl Closing {
     /// Whether others may be refused until this is closed.
     pub(crate) fn is_awaited(&self) -> bool {
-        let Reservation { lines, limits, .. } = &self.reservation;
-        !lines.is_empty() || limits.concurrency.is_some() || limits.tokens_per_minute.is_some()
+        let Reservation { lines, limits, idempotency, .. } = &self.reservation;
+        !lines.is_empty()
+            || limits.concurrency.is_some()
+            || limits.tokens_per_minute.is_some()
+            || idempotency.is_some()
     }
 }
 
@@ -279,6 +298,8 @@ pub(crate) struct Settled {
     pub(crate) event: UsageEvent,
     /// One each, when there was more than one.
     pub(crate) attempts: Vec<UsageEvent>,
+    /// What is known of it under its idempotency key, if it has one.
+    pub(crate) fate: Option<Fate>,
 }
 
 /// What the ledger did not close.

@@ -13,6 +13,7 @@
 
 mod embedded;
 mod flusher;
+pub mod idempotency;
 mod kept;
 mod ledger;
 mod meter;
@@ -23,6 +24,7 @@ mod windows;
 
 pub use crate::embedded::EmbeddedLedger;
 pub use crate::flusher::{FlushReport, Flusher};
+pub use crate::idempotency::{Idempotency, Keyed, Recorder, Repeated, StoredAnswer};
 pub use crate::ledger::{
     Admission, Audited, CloseError, Closing, Counter, Denied, Ledger, LedgerError, Line, Open, Rate,
     Reservation, Standing, in_scope,

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::flusher::Flusher;
+use crate::idempotency::{Fate, Idempotency, Keyed, Memory, Recorder, Room, StoredAnswer};
 use crate::ledger::{Admission, Closing, Denied, Ledger, LedgerError, Line, Reservation, Settled, Standing};
 
 /// Bounds of the meter.
@@ -31,6 +32,12 @@ pub struct MeterOptions {
     pub flight_timeout: Duration,
     /// Longer than any call: what is set aside for longer is booked by whoever finds it.
     pub call_life: Duration,
+    /// For how long a call is known by its idempotency key; longer than any call.
+    pub idempotency_life: Duration,
+    /// The largest body of an answer that is kept to be given again, in bytes.
+    pub most_answer: usize,
+    /// Bytes of answers that wait to be kept, all together. What is beyond is not kept.
+    pub most_answers: usize,
 }
 
 impl Default for MeterOptions {
@@ -41,6 +48,9 @@ impl Default for MeterOptions {
             linger: Duration::from_millis(10),
             flight_timeout: Duration::from_secs(5),
             call_life: Duration::from_mins(10),
+            idempotency_life: Duration::from_mins(15),
+            most_answer: 1024 * 1024,
+            most_answers: 32 * 1024 * 1024,
         }
     }
 }
@@ -57,6 +67,8 @@ pub fn meter(
     let shared = Shared {
         ledger: ledger.clone(),
         life: options.call_life,
+        idempotency_life: options.idempotency_life,
+        room: Room::new(options.most_answers, options.most_answer),
         most_parked: (options.queue / 8).max(1),
         clock,
         replica,
@@ -83,6 +95,9 @@ pub struct Meter {
 struct Shared {
     ledger: Arc<dyn Ledger>,
     life: Duration,
+    idempotency_life: Duration,
+    /// For answers that are to be given again.
+    room: Room,
     /// As many calls of one workspace may wait for keys that cannot be written.
     most_parked: usize,
     clock: Arc<dyn Clock>,
@@ -145,6 +160,8 @@ pub struct Start {
     pub price: Price,
     /// The id of the request; the usage event has the same.
     pub request_id: RequestId,
+    /// Under which the client may send it again.
+    pub idempotency: Option<Idempotency>,
 }
 
 /// What a call is held to.
@@ -233,6 +250,9 @@ impl Meter {
             tokens,
             asked_at: started_at,
             life: self.shared.life,
+            idempotency: start
+                .idempotency
+                .map(|idempotency| Keyed { idempotency, life: self.shared.idempotency_life }),
         };
         let mut guard = UsageGuard {
             place: Some(place),
@@ -246,6 +266,7 @@ impl Meter {
             estimated: false,
             outcome: Outcome::Orphaned,
             attempts: Vec::new(),
+            memory: Memory::Untold,
         };
         let if_nobody_settles = guard.event(worst);
         match self.shared.ledger.reserve(&guard.reservation, &if_nobody_settles).await {
@@ -308,6 +329,7 @@ pub struct UsageGuard {
     estimated: bool,
     outcome: Outcome,
     attempts: Vec<Attempt>,
+    memory: Memory,
 }
 
 impl UsageGuard {
@@ -361,6 +383,40 @@ impl UsageGuard {
         if self.attempts.len() < MOST_ATTEMPTS && self.start.kind.model_call().is_some() {
             self.attempts.push(attempt);
         }
+    }
+
+    /// Whether the client may send the request again, under an idempotency key.
+    pub fn is_keyed(&self) -> bool {
+        self.reservation.idempotency.is_some()
+    }
+
+    /// Where the body of the answer is recorded while it is relayed; `None` for a call without an idempotency key.
+    pub fn recorder(&self) -> Option<Recorder> {
+        self.is_keyed().then(|| Recorder::new(self.shared.room.clone()))
+    }
+
+    /// Keeps the answer for whoever sends the request again under its idempotency key, whatever the outcome of the call;
+    /// one that is larger than the bound is known not to be there. Without effect on a call without such a key.
+    pub fn remember(&mut self, answer: StoredAnswer) {
+        if self.is_keyed() {
+            self.memory = self.shared.room.keep(answer);
+        }
+    }
+
+    /// As [`UsageGuard::remember`], of what was recorded of it, to its end.
+    pub fn remember_recorded(&mut self, recorder: Recorder, status: u16, content_type: &str) {
+        match recorder.finish() {
+            Some(body) => {
+                self.remember(StoredAnswer { status, content_type: content_type.to_owned(), body });
+            }
+            None => self.memory = Memory::Unrecorded,
+        }
+    }
+
+    /// Lets nobody send the request again under its idempotency key, for an [`Outcome::Error`] that may have been
+    /// executed and costs nothing all the same. Without effect on a call without such a key.
+    pub fn remember_unknown(&mut self) {
+        self.memory = Memory::Unknown;
     }
 
     /// Gives back what was set aside for a call that is not made after all: there is no event of it.
@@ -447,7 +503,9 @@ impl Drop for UsageGuard {
         let settled = self.admission.take().map(|admission| {
             metrics::counter!(metric::USAGE_EVENTS, "outcome" => self.outcome.as_str()).increment(1);
             let event = self.event(self.start.price.cost(&self.tokens, self.outcome));
-            Settled { admission, event, attempts: self.attempts() }
+            let memory = std::mem::take(&mut self.memory);
+            let fate = self.reservation.idempotency.map(|_| Fate::of(memory, &event));
+            Settled { admission, event, attempts: self.attempts(), fate }
         });
         place.send(Closing { reservation: self.reservation.clone(), settled });
         // INVARIANT: after the closing is in the queue, so that an idle meter means a complete queue.

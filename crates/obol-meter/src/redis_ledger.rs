@@ -2,16 +2,19 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use jiff::Timestamp;
 use obol_model::{EventId, EventPart, NanoUsd, RequestId, UsageEvent, WorkspaceId};
 use obol_redis::{Redis, RedisError, Script, ScriptCall};
 use parking_lot::Mutex;
 
+use crate::idempotency::{Fate, Keyed, Remembered, Repeated, StoredAnswer};
 use crate::ledger::{
     Admission, Audited, CloseError, Closing, Denied, Ledger, LedgerError, Line, Open, Rate, Reservation,
     Settled, Standing,
 };
 use crate::windows::{MINUTE, Windows, minute};
+
 
 /// About as many events as the stream of a workspace keeps: some 400 MB of Redis memory in the worst case, and more than a
 /// day without a consumer at ten calls a second.
@@ -22,6 +25,8 @@ pub(crate) const CLOSED: Duration = Duration::from_mins(15);
 pub(crate) const ORPHANED: Duration = Duration::from_hours(24);
 /// The workspaces that have a ledger, for those who sweep. It lies in a slot of its own, so it is only ever a hint.
 const INDEX: &str = "ledger:workspaces";
+/// About the most bytes of one flight of closings: they may bring answers that are to be given again.
+const FLIGHT: usize = 4 * 1024 * 1024;
 /// The most counters of one workspace that an audit reads.
 const MOST_COUNTERS: usize = 100_000;
 
@@ -112,6 +117,12 @@ impl Keys<'_> {
         format!("usage:{{{}}}", self.0)
     }
 
+    /// What is known of an idempotency key.
+    fn record(&self, reservation: &Reservation) -> Option<String> {
+        let Keyed { idempotency, .. } = reservation.idempotency.as_ref()?;
+        Some(format!("idem:{{{}}}:{}:{}", self.0, reservation.principal, hex(&idempotency.key)))
+    }
+
     /// In the previous, this and the next minute.
     fn rates(&self, reservation: &Reservation) -> [String; 3] {
         let this = minute(reservation.asked_at);
@@ -185,6 +196,27 @@ fn number(n: impl ToString) -> Vec<u8> {
     n.to_string().into_bytes()
 }
 
+/// What the closing script is told of an idempotency key.
+fn becomes(keyed: Option<&Keyed>, fate: &Fate) -> [Vec<u8>; 6] {
+    let Some(Keyed { idempotency, life }) = keyed else { return [const { Vec::new() }; 6] };
+    let answer = match fate {
+        Fate::Answered(Remembered { answer, .. }) => Some(answer),
+        Fate::Forgotten | Fate::Unknown | Fate::Unrecorded => None,
+    };
+    let [status, content_type, body] = answer.map_or_else(Default::default, |answer| {
+        [number(answer.status), answer.content_type.clone().into_bytes(), answer.body.to_vec()]
+    });
+    let fingerprint = hex(&idempotency.fingerprint).into_bytes();
+    [fate.as_str().into(), number(life.as_millis()), fingerprint, status, content_type, body]
+}
+
+fn hex(bytes: &[u8; 32]) -> String {
+    bytes.iter().fold(String::with_capacity(64), |mut text, byte| {
+        text.push_str(&format!("{byte:02x}"));
+        text
+    })
+}
+
 fn maybe(n: Option<u64>) -> Vec<u8> {
     n.map(number).unwrap_or_default()
 }
@@ -194,7 +226,17 @@ fn millis(text: &str) -> Option<Duration> {
 }
 
 /// The answers of `ledger_reserve_v1`.
-fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, Denied> {
+fn admission(reservation: &Reservation, answer: &[Vec<u8>]) -> Result<Admission, Denied> {
+    if let [word, status, content_type, body] = answer
+        && word == b"answered"
+    {
+        return Err(Denied::Repeated(Repeated::Answered(StoredAnswer {
+            status: str::from_utf8(status).ok().and_then(|text| text.parse().ok()).unwrap_or(200),
+            content_type: String::from_utf8_lossy(content_type).into_owned(),
+            body: Bytes::copy_from_slice(body),
+        })));
+    }
+    let answer: Vec<String> = answer.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
     let text: Vec<&str> = answer.iter().map(String::as_str).collect();
     match *text.as_slice() {
         ["ok", windows, requests, tokens, reset] => Ok(Admission {
@@ -205,7 +247,7 @@ fn admission(reservation: &Reservation, answer: &[String]) -> Result<Admission, 
                 reset: millis(reset).unwrap_or_default(),
             },
         }),
-        _ => Err(denied(reservation, reservation.amount, answer)),
+        _ => Err(denied(reservation, reservation.amount, &answer)),
     }
 }
 
@@ -226,6 +268,10 @@ fn denied(reservation: &Reservation, amount: NanoUsd, answer: &[String]) -> Deni
         ["rate", what, left, reset] => left.parse().ok().zip(millis(reset)).map(|(left, reset)| {
             Denied::Rate { what: if what == "requests" { Rate::Requests } else { Rate::Tokens }, left, reset }
         }),
+        ["repeated", "open"] => Some(Repeated::InFlight.into()),
+        ["repeated", "other"] => Some(Repeated::OtherRequest.into()),
+        ["repeated", "unknown"] => Some(Repeated::OutcomeUnknown.into()),
+        ["repeated", "unrecorded"] => Some(Repeated::NotReplayable.into()),
         ["busy"] => Some(Denied::Concurrency),
         ["lost"] => Some(LedgerError::Lost.into()),
         ["clock"] => Some(LedgerError::Clock.into()),
@@ -244,15 +290,17 @@ impl RedisLedger {
             keys: vec![keys.reservation(reservation.request_id), keys.open(), keys.under_way(), keys.usage()],
             args: vec![member(reservation).into_bytes()],
         };
-        let Some(Settled { admission, event, attempts }) = settled else {
+        let Some(Settled { admission, event, attempts, fate }) = settled else {
             call.args.extend([b"void".to_vec(), b"0".to_vec(), b"0".to_vec(), vec![], vec![]]);
             self.life(&mut call);
+            call.args.extend(becomes(reservation.idempotency.as_ref(), &Fate::Forgotten));
             call.keys.extend(keys.rates(reservation));
             call.keys.extend(
                 reservation.lines.iter().flat_map(|line| {
                     keys.counters(line, &Windows::around(line.window, reservation.asked_at))
                 }),
             );
+            call.keys.extend(keys.record(reservation));
             return Ok(call);
         };
         let correction = EventId { part: EventPart::Correction, ..event.event_id };
@@ -261,6 +309,8 @@ impl RedisLedger {
         call.args.extend([b"settle".to_vec(), number(event.cost.nanos()), number(tokens)]);
         call.args.extend([head(event)?, head(&correction)?]);
         self.life(&mut call);
+        let keyed = reservation.idempotency.as_ref().filter(|_| fate.is_some());
+        call.args.extend(becomes(keyed, fate.as_ref().unwrap_or(&Fate::Unknown)));
         let Chosen { rate, counters, .. } = keys.chosen(reservation, admission);
         call.keys.push(rate);
         for ChosenCounter { key, last, keep, .. } in counters {
@@ -268,6 +318,7 @@ impl RedisLedger {
             let keep = last.map(|last| last - reservation.asked_at.as_millisecond() + keep);
             call.args.push(keep.map(number).unwrap_or_default());
         }
+        call.keys.extend(keyed.and_then(|_| keys.record(reservation)));
         for attempt in attempts {
             call.args.push(serde_json::to_vec(attempt).map_err(|e| LedgerError::Unavailable(e.to_string()))?);
         }
@@ -288,6 +339,7 @@ impl Ledger for RedisLedger {
             vec![keys.meta(), keys.reservation(reservation.request_id), keys.open(), keys.under_way()];
         names.extend(keys.rates(reservation));
         let Reservation { lines, limits, amount, tokens, asked_at, life, .. } = reservation;
+        let keyed = reservation.idempotency.as_ref();
         let mut args = vec![
             member(reservation).into_bytes(),
             self.now.map(|now| number(now().as_millisecond())).unwrap_or_default(),
@@ -300,6 +352,8 @@ impl Ledger for RedisLedger {
             number(minute(*asked_at)),
             number(amount.nanos()),
             head(event)?,
+            keyed.map(|keyed| hex(&keyed.idempotency.fingerprint).into_bytes()).unwrap_or_default(),
+            keyed.map(|keyed| number(keyed.life.as_millis())).unwrap_or_default(),
         ];
         for line in lines {
             let windows = Windows::around(line.window, *asked_at);
@@ -311,9 +365,10 @@ impl Ledger for RedisLedger {
             }
             args.push(number(windows.keep));
         }
+        names.extend(keys.record(reservation));
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
-        let answer: Vec<String> = self.redis.run(&self.reserve, &names, &args).await.map_err(unavailable)?;
+        let answer: Vec<Vec<u8>> = self.redis.run(&self.reserve, &names, &args).await.map_err(unavailable)?;
         admission(reservation, &answer)
     }
 
@@ -352,8 +407,18 @@ impl Ledger for RedisLedger {
         let calls: Result<Vec<ScriptCall>, LedgerError> =
             closings.iter().map(|closing| self.closing(closing)).collect();
         let calls = calls.map_err(|e| unavailable(e.to_string()))?;
-        let answers = self.redis.run_many::<String>(&self.close, &calls).await;
-        let answers = answers.map_err(|e| unavailable(e.to_string()))?;
+        let mut answers = Vec::with_capacity(calls.len());
+        let mut bytes = 0_usize;
+        let same_flight = |_: &ScriptCall, next: &ScriptCall| {
+            let more = next.args.iter().map(Vec::len).sum::<usize>();
+            let fits = bytes.saturating_add(more) <= FLIGHT;
+            bytes = if fits { bytes + more } else { more };
+            fits
+        };
+        for calls in calls.chunk_by(same_flight) {
+            let flight = self.redis.run_many::<String>(&self.close, calls).await;
+            answers.extend(flight.map_err(|e| unavailable(e.to_string()))?);
+        }
         let (mut refused, mut first) = (Vec::new(), None);
         for (position, (answer, closing)) in answers.into_iter().zip(closings).enumerate() {
             match answer.as_deref() {
@@ -436,14 +501,15 @@ impl Ledger for RedisLedger {
         let keys = Keys(workspace_id);
         let mut pipe = redis::Pipeline::with_capacity(orphans.len());
         for orphan in orphans {
-            pipe.cmd("HMGET").arg(keys.reservation(orphan.request_id)).arg("rate").arg("counters");
+            let fields = ["rate", "counters", "record"];
+            pipe.cmd("HMGET").arg(keys.reservation(orphan.request_id)).arg(&fields);
         }
         if orphans.is_empty() {
             return Ok(0);
         }
-        let found: Vec<(Option<String>, Option<String>)> =
+        let found: Vec<(Option<String>, Option<String>, Option<String>)> =
             self.redis.pipeline(&pipe).await.map_err(unavailable)?;
-        let calls = orphans.iter().zip(found).map(|(orphan, (rate, counters))| {
+        let calls = orphans.iter().zip(found).map(|(orphan, (rate, counters, record))| {
             // Without a reservation there is only its place among the open ones to be taken away.
             let counters: Vec<String> =
                 counters.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
@@ -465,8 +531,12 @@ impl Ledger for RedisLedger {
                 ],
             };
             self.life(&mut call);
+            let fate = record.as_ref().map(|_| Fate::Unknown.as_str().as_bytes().to_vec());
+            call.args.push(fate.unwrap_or_default());
+            call.args.extend([const { Vec::new() }; 5]);
             call.args.extend(counters.iter().map(|_| Vec::new()));
             call.keys.extend(counters);
+            call.keys.extend(record);
             call
         });
         let calls: Vec<ScriptCall> = calls.collect();

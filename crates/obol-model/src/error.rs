@@ -35,6 +35,8 @@ pub enum Kind {
     NotFound,
     /// The state changed under the caller, or a resource is taken.
     Conflict,
+    /// The request is well formed, and contradicts what the caller said before.
+    Unprocessable,
     /// The body or a message is larger than the bound.
     TooLarge,
     /// A limit of the caller is reached; waiting helps.
@@ -74,6 +76,7 @@ impl Kind {
             | Self::Forbidden
             | Self::NotFound
             | Self::Conflict
+            | Self::Unprocessable
             | Self::TooLarge
             | Self::RateLimited => Origin::Caller,
             Self::Upstream | Self::Timeout | Self::OutcomeUnknown => Origin::Upstream,
@@ -94,6 +97,7 @@ impl Kind {
             Self::Forbidden => "forbidden",
             Self::NotFound => "not_found",
             Self::Conflict => "conflict",
+            Self::Unprocessable => "unprocessable",
             Self::TooLarge => "too_large",
             Self::RateLimited => "rate_limited",
             Self::Unavailable => "unavailable",

@@ -217,6 +217,7 @@ mod tests {
             kind: UsageKind::ChatCompletion(call_of),
             price: Price::Tokens(routes[0].target.price.clone()),
             request_id: RequestId::new(),
+            idempotency: None,
         };
         let (guard, _) = meter.admit(start, Terms::default()).await.unwrap();
         let body = br#"{"model":"small","messages":[{"role":"user","content":"one"}]}"#;

@@ -8,7 +8,7 @@ use obol_mcp::catalogue::Source;
 use obol_mcp::names;
 use obol_mcp::pool::{Call, CallError, Event, Exchange, ListKind};
 use obol_mcp::wire::{self, Message, Object, RpcError, Splice};
-use obol_meter::UsageGuard;
+use obol_meter::{Denied, Repeated, UsageGuard};
 use obol_model::snapshot::SessionBinding;
 use obol_model::{ConnectionName, Outcome};
 use obol_session::{SessionError, SessionRecord};
@@ -21,7 +21,7 @@ use super::inflight::InFlightCall;
 use super::lists::COLD_WAIT;
 use super::resolve::{Resolved, Unresolved};
 use super::session::Ctx;
-use super::toll::{Ahead, Toll};
+use super::toll::{self, Ahead, Toll};
 use super::{Mcp, refuse, session};
 
 /// A request on its way to one upstream.
@@ -53,21 +53,21 @@ impl Mcp {
         let (text, params) = object(params)?;
         let (raw_name, name) = required(&params, "name")?;
         let arguments = params.get("arguments").map_or("{}", RawValue::get);
-        let found = self.resolve(&ctx, ListKind::Tools, &name).await.map_err(|e| match e {
-            Unresolved::Unknown => {
-                ctx.record_refused_connection("tools/call", prefix(&name));
-                refuse::unknown_tool(&name)
+        let (found, tool) = match self.resolve_tool(&ctx, &name, arguments).await {
+            Ok(found) => found,
+            Err(refused) => {
+                ahead.give_back().await;
+                return Err(refused);
             }
-            Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
-        })?;
-        let allowed = found
-            .item()
-            .filter(|item| ctx.authorize("tools/call", ListKind::Tools, &found.connection, item, arguments))
-            .ok_or_else(|| refuse::unknown_tool(&name))?;
-        let tool = allowed.name.clone();
+        };
         let toll = Toll::of(&ctx.admitted, &found.connection, &tool);
-        let guard = self.admit(&ctx.admitted, &toll, ahead).await;
-        let guard = guard.map_err(|e| refuse::denied(&e, toll.price, ctx.admitted.request_id))?;
+        let guard = match self.admit(&ctx.admitted, &toll, ahead).await {
+            Ok(guard) => guard,
+            Err(Denied::Repeated(Repeated::Answered(answer))) => {
+                return toll::replay(id, &answer).map(Answer::Now);
+            }
+            Err(denied) => return Err(refuse::denied(&denied, toll.price, ctx.admitted.request_id)),
+        };
         let params_text = rename(text, raw_name, &tool);
         let forward = Forward {
             progress_token: progress_token(&params),
@@ -75,6 +75,28 @@ impl Mcp {
             ..Forward::new(ctx, id, "tools/call", found, params_text)
         };
         Ok(self.forward(forward))
+    }
+
+    /// The tool of this name that the caller may call with these arguments, and what the upstream calls it.
+    async fn resolve_tool(
+        &self,
+        ctx: &Ctx,
+        name: &str,
+        arguments: &str,
+    ) -> Result<(Resolved, String), RpcError> {
+        let found = self.resolve(ctx, ListKind::Tools, name).await.map_err(|e| match e {
+            Unresolved::Unknown => {
+                ctx.record_refused_connection("tools/call", prefix(name));
+                refuse::unknown_tool(name)
+            }
+            Unresolved::Unavailable(c, e) => refuse::upstream(&e, c.as_str(), ctx.admitted.request_id),
+        })?;
+        let allowed = found
+            .item()
+            .filter(|item| ctx.authorize("tools/call", ListKind::Tools, &found.connection, item, arguments))
+            .ok_or_else(|| refuse::unknown_tool(name))?;
+        let tool = allowed.name.clone();
+        Ok((found, tool))
     }
 
     pub(super) async fn get_prompt(
@@ -253,7 +275,7 @@ impl Mcp {
     }
 
     async fn drive(&self, mut forward: Forward, entry: InFlightCall, frames: mpsc::Sender<Frame>) {
-        let guard = forward.guard.take();
+        let mut guard = forward.guard.take();
         let answered = tokio::select! {
             biased;
             () = entry.cancelled.cancelled() => None,
@@ -271,8 +293,16 @@ impl Mcp {
                 (Outcome::Partial, Some(wire::error_response(Some(&forward.id), &error)))
             }
             None => (Outcome::Partial, None),
-            Some(Ok((outcome, bytes))) => (outcome, Some(bytes)),
+            Some(Ok((outcome, bytes))) => {
+                if let Some(guard) = &mut guard {
+                    toll::remember(guard, &bytes);
+                }
+                (outcome, Some(bytes))
+            }
             Some(Err(e)) => {
+                if let Some(guard) = guard.as_mut().filter(|_| may_have_acted(&e)) {
+                    guard.remember_unknown();
+                }
                 let id = forward.ctx.admitted.request_id;
                 tracing::warn!(request_id = %id, connection = %forward.connection, method = forward.method, error = %e, "call failed");
                 let error = refuse::upstream(&e, forward.connection.as_str(), id);
@@ -412,6 +442,19 @@ fn is_not_found(error: &str) -> bool {
     let code =
         Object::parse(error).ok().and_then(|error| error.get("code").map(|code| code.get().to_owned()));
     code.is_some_and(|code| code == RpcError::RESOURCE_NOT_FOUND.to_string())
+}
+
+/// Whether the upstream may have executed the call all the same.
+fn may_have_acted(error: &CallError) -> bool {
+    match error {
+        CallError::Unavailable { .. } | CallError::Full | CallError::Stopping => false,
+        // It asked the upstream for something else, or answered that it does not take the call.
+        CallError::Interrupted | CallError::Refused { .. } => false,
+        CallError::Status { status } => *status >= 500,
+        CallError::Timeout | CallError::OutcomeUnknown | CallError::Protocol { .. } | CallError::TooLarge => {
+            true
+        }
+    }
 }
 
 /// What may be the connection of an exposed name.

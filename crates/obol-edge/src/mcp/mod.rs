@@ -37,6 +37,7 @@ use serde_json::value::RawValue;
 use crate::failure::Refusal;
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
+use crate::idempotency;
 use crate::mcp::toll::Ahead;
 use crate::stamp::Stamp;
 
@@ -175,10 +176,7 @@ impl Mcp {
         accept: Accept,
         message: Message<'_>,
     ) -> Response {
-        let id = match &message {
-            Message::Request { id, .. } => Some(*id),
-            _ => None,
-        };
+        let id = id_of(&message);
         if is_modern(headers, &message) {
             // A client that speaks both eras falls back to `initialize` on a 4xx without a recognized modern error
             // (2026-07-28 versioning, "Backward Compatibility").
@@ -190,18 +188,20 @@ impl Mcp {
         {
             return self.initialize(&admitted, view.as_ref(), accept, id, *params).await;
         }
+        let key = match toll::key(Some(headers), view.as_ref(), &message) {
+            Ok(key) => key,
+            Err(error) => return answer::message(accept, wire::error_response(id, &error)),
+        };
         // At once, so that both go to Redis in one flight; the session is judged first.
         let early = admitted.clone();
-        let ahead = async {
-            match &message {
-                Message::Request { method, params, .. } => self.admit_ahead(&early, method, *params).await,
-                _ => Ahead::default(),
-            }
-        };
-        let (ctx, ahead) = tokio::join!(self.resume(admitted, view, headers), ahead);
+        let (ctx, ahead) =
+            tokio::join!(self.resume(admitted, view, headers), self.admit_ahead(&early, &message, key));
         let ctx = match ctx {
             Ok(ctx) => ctx,
-            Err(refusal) => return refuse::http(&refusal, id),
+            Err(refusal) => {
+                ahead.give_back().await;
+                return refuse::http(&refusal, id);
+            }
         };
         match self.handle(ctx, message, ahead).await {
             None => StatusCode::ACCEPTED.into_response(),
@@ -229,6 +229,10 @@ impl Mcp {
             );
             return refuse::malformed(&error, None);
         }
+        if headers.contains_key(&idempotency::HEADER) {
+            let message = "a batch has no `Idempotency-Key`: name one in the `_meta` of each call";
+            return refuse::malformed(&RpcError::new(RpcError::INVALID_REQUEST, message), None);
+        }
         let answers = join_all(entries.into_iter().map(|entry| {
             let (mcp, mut ctx) = (self.clone(), ctx.clone());
             // Each entry is metered by itself.
@@ -243,10 +247,16 @@ impl Mcp {
                         );
                         Some(wire::error_response(Some(id), &error))
                     }
-                    Ok(message) => match mcp.handle(ctx, message, Ahead::default()).await {
-                        Some(answer) => answer.whole(&mcp).await,
-                        None => None,
-                    },
+                    Ok(message) => {
+                        let ahead = match toll::key(None, ctx.view.as_ref(), &message) {
+                            Ok(key) => Ahead::none(key),
+                            Err(error) => return Some(wire::error_response(id_of(&message), &error)),
+                        };
+                        match mcp.handle(ctx, message, ahead).await {
+                            Some(answer) => answer.whole(&mcp).await,
+                            None => None,
+                        }
+                    }
                     Err(e) => Some(wire::error_response(None, &e.rpc())),
                 }
             }
@@ -385,6 +395,13 @@ impl Mcp {
             }
             Err(e) => refuse::http(&session::refusal(&e), None),
         }
+    }
+}
+
+fn id_of<'a>(message: &Message<'a>) -> Option<&'a RawValue> {
+    match message {
+        Message::Request { id, .. } => Some(id),
+        Message::Notification { .. } | Message::Response { .. } => None,
     }
 }
 

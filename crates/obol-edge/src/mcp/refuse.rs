@@ -116,6 +116,7 @@ mod tests {
             Kind::Forbidden,
             Kind::NotFound,
             Kind::Conflict,
+            Kind::Unprocessable,
             Kind::TooLarge,
             Kind::RateLimited,
             Kind::Unavailable,

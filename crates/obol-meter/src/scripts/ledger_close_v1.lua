@@ -2,10 +2,14 @@
 --
 -- KEYS  1 the reservation, 2 open reservations, 3 calls under way, 4 the usage stream, 5 the counter of the rate,
 --       then the counter of each budget, in the windows that were chosen at admission. A call that never heard which
---       were chosen is void, and names all that may be.
+--       were chosen is void, and names all that may be. Last of all what is known of the call's idempotency key, if it
+--       has one.
 -- ARGV  1 member of the open ones, 2 how: "settle", "orphan" (by whoever found it) or "void" (the call was never made),
 --       3 cost, 4 tokens, 5 the event and 6 the correction of an orphaned one, each up to its cost,
 --       7 how long in ms it is known that it was closed, 8 the same for an orphaned one, 9 the stream's length,
+--       10 what becomes of the idempotency key: '' for a call that has none, "forgotten", "answered", "unknown" or
+--       "unrecorded", 11 for how long in ms it is known ('' for as long as it would be anyway), 12 the fingerprint of the
+--       request, 13 status, 14 content type and 15 body of its answer,
 --       then one for each counter: for how long it is kept if nobody knows it any more ('' for ever),
 --       then the events of attempts, for information.
 -- Gives what was done: "settled", "orphaned", "voided", "corrected", "lost" (settled without its reservation),
@@ -20,6 +24,8 @@ redis.call('HLEN', KEYS[3])
 for i = 5, #KEYS do
   redis.call('HLEN', KEYS[i])
 end
+local record = ARGV[10] ~= '' and KEYS[#KEYS]
+local last = record and #KEYS - 1 or #KEYS
 local function append(event)
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event)
 end
@@ -33,8 +39,37 @@ local function write(event, by, spent)
   append(event .. by .. '}')
 end
 local function write_attempts()
-  for i = 9 + #KEYS - 5 + 1, #ARGV do
+  for i = 15 + last - 5 + 1, #ARGV do
     append(ARGV[i])
+  end
+end
+local function book(by)
+  for i = 6, last do
+    redis.call('HINCRBY', KEYS[i], 'settled', by)
+    local keep = ARGV[15 + i - 5]
+    if keep ~= '' and redis.call('PTTL', KEYS[i]) == -1 then
+      redis.call('PEXPIRE', KEYS[i], keep)
+    end
+  end
+end
+-- The key is another call's once its own time is over.
+local function remember()
+  local of = record and redis.call('HGET', record, 'call')
+  if not record or (of and of ~= member) or (not of and how ~= 'settle') then
+    return
+  elseif ARGV[10] == 'forgotten' then
+    redis.call('DEL', record)
+    return
+  end
+  redis.call('HSET', record, 'state', ARGV[10], 'call', member)
+  if ARGV[12] ~= '' then
+    redis.call('HSET', record, 'fingerprint', ARGV[12])
+  end
+  if ARGV[10] == 'answered' then
+    redis.call('HSET', record, 'status', ARGV[13], 'type', ARGV[14], 'body', ARGV[15])
+  end
+  if ARGV[11] ~= '' then
+    redis.call('PEXPIRE', record, ARGV[11])
   end
 end
 local function mark(closed, ms, booked)
@@ -42,15 +77,7 @@ local function mark(closed, ms, booked)
   redis.call('HSET', KEYS[1], 'state', closed, 'amount', booked)
   redis.call('PEXPIRE', KEYS[1], ms)
   redis.call('ZREM', KEYS[2], member)
-end
-local function book(by)
-  for i = 6, #KEYS do
-    redis.call('HINCRBY', KEYS[i], 'settled', by)
-    local keep = ARGV[9 + i - 5]
-    if keep ~= '' and redis.call('PTTL', KEYS[i]) == -1 then
-      redis.call('PEXPIRE', KEYS[i], keep)
-    end
-  end
+  remember()
 end
 -- What was set aside, and the place among those under way.
 local function release(tokens)

@@ -2,20 +2,25 @@
 --
 -- KEYS  1 meta, 2 the reservation, 3 open reservations, 4 calls under way,
 --       5-7 the rate in the previous, this and the next minute, then three for each budget: its previous, current and
---       next window. The clock of Redis chooses; replicas' clocks only name the windows.
+--       next window. The clock of Redis chooses; replicas' clocks only name the windows. Last of all what is known of
+--       the call's idempotency key, if it has one.
 -- ARGV  1 member of the open ones ("owner id"), 2 now in ms ('' asks Redis), 3 ms until the reservation is overdue,
 --       4 who, 5 most calls at once, 6 most requests and 7 most tokens in a minute ('' for no limit), 8 tokens,
 --       9 the start of this minute, 10 amount, 11 the event if nobody settles, up to its cost,
+--       12 the fingerprint of the request if it has an idempotency key and 13 for how long in ms that is known,
 --       then six for each budget: limit, the starts of its previous, current and next window, the end of the next,
 --       and how long a counter is kept after its window; the starts are '' for a budget without windows.
 -- Gives {"ok", chosen windows, requests left, tokens left, ms to the next minute}, {"budget", position, left, ms to its
---       next window, what of it is set aside}, {"rate", what, left, ms}, {"busy"}, {"lost"}, {"clock"} or {"closed"}.
+--       next window, what of it is set aside}, {"rate", what, left, ms}, {"busy"}, {"lost"}, {"clock"}, {"closed"}, and
+--       of an idempotency key that is known {"answered", status, content type, body}, {"repeated", "open" or "unknown" or
+--       "unrecorded" or "other" (request)}.
 local now = tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
-local budgets = (#KEYS - 7) / 3
+local record = ARGV[12] ~= '' and KEYS[#KEYS]
+local budgets = math.floor((#KEYS - 7) / 3)
 if budgets > 0 and redis.call('EXISTS', KEYS[1]) == 0 then
   return {'lost'}
 end
@@ -32,6 +37,16 @@ if known[1] == 'open' then
   return {'ok', known[2], '', '', reset}
 elseif known[1] then
   return {'closed'}
+end
+if record then
+  local before = redis.call('HMGET', record, 'state', 'fingerprint', 'status', 'type', 'body')
+  if before[1] and before[2] ~= ARGV[12] then
+    return {'repeated', 'other'}
+  elseif before[1] == 'answered' then
+    return {'answered', before[3], before[4], before[5]}
+  elseif before[1] then
+    return {'repeated', before[1]}
+  end
 end
 
 -- What is of another type ends the script here, before anything is written.
@@ -60,7 +75,7 @@ if ARGV[7] ~= '' then
 end
 local windows, counters = text(1 + late), {}
 for i = 1, budgets do
-  local arg, key = 11 + (i - 1) * 6, 7 + (i - 1) * 3
+  local arg, key = 13 + (i - 1) * 6, 7 + (i - 1) * 3
   local chosen, ends = 1, nil
   if ARGV[arg + 2] ~= '' then
     local previous, current = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
@@ -99,5 +114,10 @@ redis.call('PEXPIRE', rate_key, 180000)
 redis.call('HINCRBY', KEYS[4], who, 1)
 redis.call('HSET', KEYS[2], 'state', 'open', 'at', text(now), 'amount', ARGV[10], 'tokens', ARGV[8], 'who', who,
   'windows', windows, 'rate', rate_key, 'counters', cjson.encode(names), 'event', ARGV[11])
+if record then
+  redis.call('HSET', KEYS[2], 'record', record)
+  redis.call('HSET', record, 'state', 'open', 'call', ARGV[1], 'fingerprint', ARGV[12])
+  redis.call('PEXPIRE', record, ARGV[13])
+end
 redis.call('ZADD', KEYS[3], text(now + tonumber(ARGV[3])), ARGV[1])
 return {'ok', windows, requests_left, tokens_left, reset}
