@@ -16,7 +16,7 @@ use obol_mcp::pool::Pool;
 use obol_meter::Meter;
 use obol_model::{Clock, metric};
 use obol_peer::{Inbox, InboxOptions, Peers};
-use obol_session::Sessions;
+use obol_session::{Bindings, Sessions};
 use obol_snapshot::Publications;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -55,6 +55,8 @@ pub struct GatewayParts {
     pub publications: Arc<Publications<CompileWorkspace>>,
     /// MCP sessions.
     pub sessions: Arc<Sessions>,
+    /// Answers that providers keep.
+    pub bindings: Arc<dyn Bindings>,
     /// Upstream MCP sessions.
     pub pool: Arc<Pool>,
     /// What upstreams offer.

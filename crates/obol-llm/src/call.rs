@@ -1,48 +1,37 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use obol_model::Kind;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::time::{Instant, timeout, timeout_at};
-use tracing::debug;
+use tokio::time::{Instant, timeout_at};
 
 use crate::endpoint::{Api, Endpoint};
 use crate::error::LlmError;
 use crate::judge::{Judgement, is_for_the_caller, judge, judge_error};
-use crate::llm::{Credential, LlmOptions};
 use crate::request::LlmRequest;
-use crate::route::Route;
 use crate::stream::{Cut, Relay, StreamLimits, Translator};
 use crate::translate::{
     AnswerError, ChatToMessagesStream, MessagesReading, MessagesToChatStream, ToChat, ToMessages, TokenLimit,
     Translated, chat_to_messages, completion_to_message, error_to_chat, error_to_messages,
     message_to_completion, messages_to_chat,
 };
+use crate::upstream::{self, Upstream};
 use crate::usage::{Estimate, Heard, Reading, Usage, warn_implausible};
 use crate::view::{First, View, is_error};
 
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub(crate) const EVENT_STREAM: HeaderValue = HeaderValue::from_static("text/event-stream");
-const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
-
-/// How much of a refused answer is read, and for how long, so that its connection can be used again.
-const DISCARD_BYTES: usize = 64 * 1024;
-const DISCARD_TIME: Duration = Duration::from_millis(100);
-
 /// What the messages dialect is told where neither the client nor the model sets a limit: it demands one.
 const OUTPUT_OF_A_MESSAGE: NonZeroU32 = NonZeroU32::new(4096).unwrap();
 
 /// One attempt.
 pub(crate) struct Call<'a> {
-    pub(crate) client: &'a reqwest::Client,
-    pub(crate) options: &'a LlmOptions,
+    pub(crate) upstream: Upstream<'a>,
     pub(crate) request: &'a Arc<LlmRequest>,
-    pub(crate) route: &'a Arc<Route>,
     /// Until when the answer has to begin.
     pub(crate) first_byte: Instant,
     /// Until when everything has to be over.
@@ -77,26 +66,26 @@ impl Call<'_> {
         let outgoing = self.outgoing()?;
         let http = self.http_request(&outgoing)?;
         self.may_have_worked = true;
-        let executed = timeout_at(self.first_byte, self.client.execute(http)).await;
-        let response = match executed.map_err(|_| self.timeout())? {
+        let executed = timeout_at(self.first_byte, self.upstream.client.execute(http)).await;
+        let response = match executed.map_err(|_| self.upstream.timeout())? {
             Ok(response) => response,
             Err(e) => {
                 self.may_have_worked = !e.is_connect();
-                return Err(self.unreachable(e));
+                return Err(self.upstream.unreachable(e));
             }
         };
         let status = response.status();
         self.may_have_worked = status.is_success();
-        match judge(status, self.route.provider(), retry_after(response.headers())) {
+        match judge(status, self.upstream.route.provider(), upstream::retry_after(response.headers())) {
             Judgement::Failure(failure) => {
-                discard(response).await;
+                upstream::discard(response).await;
                 Err(failure)
             }
             Judgement::Refusal => self.refusal(status, response).await,
             Judgement::Answer => {
                 let encoding = response.headers().get(CONTENT_ENCODING);
                 if encoding.is_some_and(|encoding| encoding != "identity") {
-                    return Err(self.bad("a compressed answer, which it was asked not to"));
+                    return Err(self.upstream.bad("a compressed answer, which it was asked not to"));
                 }
                 if self.request.is_stream() {
                     self.stream(response, &outgoing).await
@@ -109,7 +98,7 @@ impl Call<'_> {
 
     /// The request as the provider takes it: as it came where it speaks the caller's dialect, translated otherwise.
     fn outgoing(&self) -> Result<Outgoing, LlmError> {
-        let Self { request, route, .. } = self;
+        let Self { request, upstream: Upstream { route, .. }, .. } = self;
         let asked = request.endpoint();
         let model = &route.target.model;
         if asked.api() == route.api() {
@@ -142,21 +131,14 @@ impl Call<'_> {
         Ok(Outgoing { spoken, body, hide_usage: false, include_usage })
     }
 
-    /// Built from nothing: no header of a client can slip through (DESIGN §16).
     fn http_request(&self, outgoing: &Outgoing) -> Result<reqwest::Request, LlmError> {
-        let Self { route, request, .. } = self;
-        let url = route.url(outgoing.spoken.path().split('/')).map_err(|_| self.address_refused())?;
-        let mut http = reqwest::Request::new(Method::POST, url);
+        let mut http = self.upstream.request(Method::POST, outgoing.spoken.path().split('/'))?;
         let headers = http.headers_mut();
-        for (name, value) in request.headers_for(route.api()) {
+        for (name, value) in self.request.headers_for(self.upstream.route.api()) {
             headers.append(name, value);
         }
-        if let Some(Credential { name, value }) = route.credential() {
-            headers.insert(name, value.clone());
-        }
         headers.insert(CONTENT_TYPE, JSON);
-        headers.insert(ACCEPT, if request.is_stream() { EVENT_STREAM } else { JSON });
-        headers.insert(ACCEPT_ENCODING, IDENTITY);
+        headers.insert(ACCEPT, if self.request.is_stream() { EVENT_STREAM } else { JSON });
         *http.body_mut() = Some(outgoing.body.clone().into());
         Ok(http)
     }
@@ -184,9 +166,9 @@ impl Call<'_> {
             #[serde(borrow, default)]
             id: Option<&'a RawValue>,
         }
-        let bytes = self.read(response).await?;
+        let bytes = self.upstream.read(response).await?;
         let Ok(answer) = serde_json::from_slice::<Answer<'_>>(&bytes) else {
-            return Err(self.bad("something else than a JSON object"));
+            return Err(self.upstream.bad("something else than a JSON object"));
         };
         if answer.error.is_some_and(is_error) {
             let has_usage = answer.usage.is_some();
@@ -224,7 +206,7 @@ impl Call<'_> {
             }
         };
         if implausible {
-            warn_implausible(self.route.provider());
+            warn_implausible(self.upstream.route.provider());
         }
         let response_id =
             (spoken == Endpoint::Responses).then(|| serde_json::from_str(answer.id?.get()).ok()).flatten();
@@ -237,18 +219,18 @@ impl Call<'_> {
             }
             _ => Ok(bytes),
         };
-        let bytes = bytes.map_err(|AnswerError(what)| self.bad(what))?;
+        let bytes = bytes.map_err(|AnswerError(what)| self.upstream.bad(what))?;
         Ok(Reply::Full { status, bytes, usage: Some(usage), response_id })
     }
 
     async fn stream(&mut self, response: reqwest::Response, outgoing: &Outgoing) -> Result<Reply, LlmError> {
         if !is_event_stream(response.headers()) {
-            return Err(self.bad("something else than an event stream"));
+            return Err(self.upstream.bad("something else than an event stream"));
         }
         let limits = StreamLimits {
-            idle: self.options.idle_timeout,
+            idle: self.upstream.options.idle_timeout,
             deadline: self.deadline,
-            max_event: self.options.max_event_bytes,
+            max_event: self.upstream.options.max_event_bytes,
         };
         let view = View::new(outgoing.spoken, outgoing.hide_usage);
         let translator = match (self.request.endpoint(), outgoing.spoken) {
@@ -261,33 +243,33 @@ impl Call<'_> {
             _ => None,
         };
         let mut relay =
-            Relay::new(self.route.clone(), self.request.clone(), response, view, translator, limits);
+            Relay::new(self.upstream.route.clone(), self.request.clone(), response, view, translator, limits);
         match relay.first(self.first_byte).await {
             Ok(First::Content) => Ok(Reply::Stream(Box::new(relay))),
             Ok(First::Error(data)) => self.error_inside(&data),
-            Ok(First::Done) | Err(Cut::End) => Err(self.bad("a stream without an answer")),
-            Err(Cut::Timeout) => Err(self.timeout()),
-            Err(Cut::Broken(source)) => Err(self.unreachable(source)),
-            Err(Cut::TooLarge) => Err(self.bad("an event that is too large")),
-            Err(Cut::Odd(what)) => Err(self.bad(what)),
+            Ok(First::Done) | Err(Cut::End) => Err(self.upstream.bad("a stream without an answer")),
+            Err(Cut::Timeout) => Err(self.upstream.timeout()),
+            Err(Cut::Broken(source)) => Err(self.upstream.unreachable(source)),
+            Err(Cut::TooLarge) => Err(self.upstream.bad("an event that is too large")),
+            Err(Cut::Odd(what)) => Err(self.upstream.bad(what)),
         }
     }
 
     /// An error object inside a `200`. Nothing of an answer came, so the provider has nothing to be paid for.
     fn error_inside(&mut self, body: &Bytes) -> Result<Reply, LlmError> {
         self.may_have_worked = false;
-        match judge_error(body, self.route.provider()) {
+        match judge_error(body, self.upstream.route.provider()) {
             (status, Judgement::Refusal) => Ok(self.refused(status, body.clone())),
             (_, Judgement::Failure(failure)) => Err(failure),
-            (_, Judgement::Answer) => Err(self.bad("an error with the status of a success")),
+            (_, Judgement::Answer) => Err(self.upstream.bad("an error with the status of a success")),
         }
     }
 
     async fn refusal(&self, status: StatusCode, response: reqwest::Response) -> Result<Reply, LlmError> {
-        let bytes = self.read(response).await?;
+        let bytes = self.upstream.read(response).await?;
         if !is_object(&bytes) && matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
             // A web server's page, not an API's answer: the base URL is wrong, which the caller cannot mend.
-            return Err(self.bad("no API's answer; check its base URL"));
+            return Err(self.upstream.bad("no API's answer; check its base URL"));
         }
         Ok(self.refused(status, bytes))
     }
@@ -296,9 +278,9 @@ impl Call<'_> {
     /// secret of ours (DESIGN §11.4).
     fn refused(&self, status: StatusCode, bytes: Bytes) -> Reply {
         let api = self.request.endpoint().api();
-        let tells = self.route.credential().is_some_and(|credential| credential.is_in(&bytes));
+        let tells = self.upstream.route.credential().is_some_and(|credential| credential.is_in(&bytes));
         let bytes = if is_for_the_caller(status) && is_object(&bytes) && !tells {
-            match (self.route.api(), api) {
+            match (self.upstream.route.api(), api) {
                 (Api::OpenAi, Api::Anthropic) => error_to_messages(Some(status), &bytes),
                 (Api::Anthropic, Api::OpenAi) => error_to_chat(Some(status), &bytes),
                 _ => bytes,
@@ -308,54 +290,6 @@ impl Call<'_> {
             api.error(Kind::InvalidRequest, "upstream_refused", &message, None)
         };
         Reply::Full { status, bytes, usage: None, response_id: None }
-    }
-
-    /// All of a body, within its bound. A body that came in one piece is not copied.
-    async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, LlmError> {
-        let max = self.options.max_answer_bytes;
-        let mut whole = Bytes::new();
-        let mut pieces = BytesMut::new();
-        loop {
-            let chunk = timeout(self.options.idle_timeout, response.chunk())
-                .await
-                .map_err(|_| self.timeout())?
-                .map_err(|e| self.unreachable(e))?;
-            let Some(chunk) = chunk else { break };
-            if whole.len() + pieces.len() + chunk.len() > max {
-                return Err(self.bad("an answer that is too large"));
-            }
-            if whole.is_empty() && pieces.is_empty() {
-                whole = chunk;
-            } else {
-                pieces.extend_from_slice(&std::mem::take(&mut whole));
-                pieces.extend_from_slice(&chunk);
-            }
-        }
-        Ok(if pieces.is_empty() { whole } else { pieces.freeze() })
-    }
-
-    fn address_refused(&self) -> LlmError {
-        LlmError::AddressRefused { provider: self.route.provider().clone() }
-    }
-
-    fn timeout(&self) -> LlmError {
-        LlmError::Timeout { provider: self.route.provider().clone() }
-    }
-
-    fn bad(&self, what: &'static str) -> LlmError {
-        LlmError::BadAnswer { provider: self.route.provider().clone(), what }
-    }
-
-    fn unreachable(&self, source: reqwest::Error) -> LlmError {
-        let provider = self.route.provider().clone();
-        if obol_dial::is_refusal(&source) {
-            LlmError::AddressRefused { provider }
-        } else if source.is_timeout() {
-            LlmError::Timeout { provider }
-        } else {
-            // The URL may hold credentials.
-            LlmError::Unreachable { provider, source: source.without_url() }
-        }
     }
 }
 
@@ -367,26 +301,4 @@ fn is_object(bytes: &[u8]) -> bool {
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let essence = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().split(|b| *b == b';').next());
     essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream"))
-}
-
-/// Seconds only: the few providers that send a date send it for waits that are not passed on.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
-}
-
-/// Reads a small body to its end, so that the connection can be used again.
-async fn discard(mut response: reqwest::Response) {
-    let read = async {
-        let mut total = 0;
-        while let Ok(Some(chunk)) = response.chunk().await {
-            total += chunk.len();
-            if total > DISCARD_BYTES {
-                return;
-            }
-        }
-    };
-    if timeout(DISCARD_TIME, read).await.is_err() {
-        debug!("rest of a refused answer left unread");
-    }
 }

@@ -25,6 +25,7 @@ mod route;
 mod sse;
 mod stream;
 pub mod translate;
+mod upstream;
 mod usage;
 mod view;
 

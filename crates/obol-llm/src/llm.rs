@@ -1,8 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::AUTHORIZATION;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use memchr::memmem;
 use obol_dial::Dialer;
 use obol_model::{Outcome, Secret, metric};
@@ -17,6 +18,7 @@ use crate::endpoint::Endpoint;
 use crate::error::{LlmError, chain};
 use crate::request::LlmRequest;
 use crate::route::Route;
+use crate::upstream::Upstream;
 
 /// One request tries no more targets than this.
 const MOST_ATTEMPTS: usize = 8;
@@ -148,12 +150,16 @@ impl Llm {
         match timeout(commit_after, &mut run).await {
             Ok(result) => result,
             Err(_) => Ok(Answer {
-                status: http::StatusCode::OK,
+                status: StatusCode::OK,
                 content_type: EVENT_STREAM,
                 route: None,
                 body: AnswerBody::Stream(Box::new(AnswerStream::late(endpoint, run, commit_after))),
             }),
         }
+    }
+
+    fn upstream<'a>(&'a self, route: &'a Arc<Route>) -> Upstream<'a> {
+        Upstream { client: self.dialer.client(route.allow_private()), options: &self.options, route }
     }
 
     async fn run<A: Account>(
@@ -183,12 +189,9 @@ impl Llm {
             } else {
                 deadline.min(Instant::now() + self.options.first_byte_timeout)
             };
-            let client = self.dialer.client(route.allow_private());
             let mut call = Call {
-                client,
-                options: &self.options,
+                upstream: self.upstream(route),
                 request: &request,
-                route,
                 first_byte,
                 deadline,
                 may_have_worked: false,
@@ -226,12 +229,28 @@ impl Llm {
         account.close(if may_have_cost { Outcome::Partial } else { Outcome::Error });
         Err(last.unwrap_or(passed_over))
     }
+
+    /// Asks a provider for something that it keeps, below its base URL. `None` when it is not there.
+    ///
+    /// Cancel-safe: dropping the future closes the connection.
+    ///
+    /// # Errors
+    /// Why there is no answer. What the provider said of it is not told.
+    pub async fn fetch<'a>(
+        &self,
+        route: &Arc<Route>,
+        method: Method,
+        path: impl Iterator<Item = &'a str>,
+        query: Option<&str>,
+    ) -> Result<Option<Bytes>, LlmError> {
+        self.upstream(route).fetch(method, path, query).await
+    }
 }
 
 async fn answer<A: Account>(reply: Reply, route: &Arc<Route>, mut account: A) -> Answer<A> {
     let status = match &reply {
         Reply::Full { status, .. } => *status,
-        Reply::Stream(_) => http::StatusCode::OK,
+        Reply::Stream(_) => StatusCode::OK,
     };
     let outcome = if status.is_success() { "ok" } else { "refused" };
     if !status.is_success() {

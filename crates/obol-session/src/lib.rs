@@ -11,8 +11,11 @@
 //! * Whoever works for a session holds it ([`Sessions::hold`]), and what is held does not expire for want of requests.
 //!   It is the holder that renews it ([`Sessions::keep`]), so a holder that dies holds nothing.
 //!
+//! Beside them [`Bindings`] keep whose an answer is that a provider stores for later requests.
+//!
 //! It will not open streams, nor know what is in a session's client information and capabilities.
 
+mod bindings;
 mod embedded;
 mod error;
 mod held;
@@ -21,6 +24,7 @@ mod redis;
 mod sessions;
 mod store;
 
+pub use crate::bindings::{Binding, BindingError, Bindings, EmbeddedBindings, RedisBindings};
 pub use crate::embedded::EmbeddedSessions;
 pub use crate::error::SessionError;
 pub use crate::held::HeldSession;

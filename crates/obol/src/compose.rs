@@ -25,7 +25,7 @@ use obol_mcp::pool::{
 use obol_meter::{FlushReport, Ledger, MeterOptions, Owners, Spool, Sweeper, meter};
 use obol_model::{Clock, KeyRing, ReplicaId, SystemClock};
 use obol_peer::{Peers, Registry};
-use obol_session::{SessionOptions, SessionStore, Sessions};
+use obol_session::{Bindings, SessionOptions, SessionStore, Sessions};
 use obol_snapshot::{InvalidationFeed, PRELOAD, PublicationSource, Publications};
 use obol_worker::{StdioConnect, WorkerOptions};
 use tokio::sync::oneshot;
@@ -55,6 +55,7 @@ const PEER_CONNECTIONS: usize = 512;
 /// Where the state of a replica lives.
 pub(crate) struct Stores {
     pub(crate) sessions: Arc<dyn SessionStore>,
+    pub(crate) bindings: Arc<dyn Bindings>,
     pub(crate) keys: Arc<dyn KeyStore>,
     /// Who is asked for keys when the store has lost them.
     pub(crate) control: Option<Arc<dyn ControlKeys>>,
@@ -159,6 +160,7 @@ impl Replica {
         );
         let meter_options = MeterOptions {
             queue: config.usage_queue.get(),
+            idempotency_life: config.idempotency_ttl,
             call_life: config.upstream_timeout + config.drain_timeout + CALL_SLACK,
             ..MeterOptions::default()
         };
@@ -192,6 +194,7 @@ impl Replica {
             keys: keys.clone(),
             tokens: tokens.clone(),
             publications: publications.clone(),
+            bindings: stores.bindings,
             sessions: Arc::new(Sessions::new(stores.sessions, clock.clone(), session_options)),
             pool: pool.clone(),
             catalogue,

@@ -13,7 +13,7 @@ use obol_meter::{Owners, RedisLedger};
 use obol_model::{ReplicaId, Secret, SystemClock};
 use obol_peer::Registry;
 use obol_redis::{Redis, RedisOptions};
-use obol_session::RedisSessions;
+use obol_session::{RedisBindings, RedisSessions};
 use obol_snapshot::{ControlFallback, PublicationSource, RedisSource};
 use url::Url;
 
@@ -45,6 +45,7 @@ pub(crate) async fn run(config: Run, env: Environment) -> Result<u8, Failure> {
         })
     };
     let stores = Stores {
+        bindings: Arc::new(RedisBindings::new(redis.clone())),
         sessions: Arc::new(RedisSessions::new(redis.clone())),
         keys: Arc::new(RedisKeys::new(redis.clone())),
         control: control.map(|control| control as Arc<dyn ControlKeys>),

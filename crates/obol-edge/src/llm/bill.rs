@@ -4,7 +4,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use obol_llm::{Account, Endpoint, LlmError, LlmRequest, Route, Usage};
 use obol_meter::{Attempt, Denied, UsageGuard};
-use obol_model::{Clock, NanoUsd, Outcome, Tokens};
+use obol_model::{Causes, Clock, NanoUsd, Outcome, Principal, Tokens, WorkspaceId};
+use obol_session::{Binding, Bindings};
 use tokio::time::Instant;
 
 use crate::toll;
@@ -27,6 +28,26 @@ pub(super) struct Bill {
     served: Option<Arc<Route>>,
     began: (Timestamp, Instant),
     used: Usage,
+    binder: Option<Binder>,
+}
+
+/// Notes whose an answer is that the provider keeps.
+pub(super) struct Binder {
+    pub(super) bindings: Arc<dyn Bindings>,
+    pub(super) workspace: WorkspaceId,
+    pub(super) principal: Principal,
+}
+
+impl Binder {
+    /// An answer that cannot be bound is nobody's: later requests do not find it.
+    async fn bind(&self, route: &Route, id: &str, tokens: u64) {
+        let target = &route.target;
+        let principal = self.principal.to_string();
+        let binding = Binding::new(principal, target.provider.clone(), target.model.clone(), tokens);
+        if let Err(e) = self.bindings.bind(&self.workspace, id, &binding).await {
+            tracing::warn!(error = %Causes(&e), "a stored answer is lost to its caller");
+        }
+    }
 }
 
 /// The most tokens that a call can take.
@@ -53,6 +74,7 @@ impl Bill {
         request: Arc<LlmRequest>,
         clock: Arc<dyn Clock>,
         most: Most,
+        binder: Option<Binder>,
     ) -> Self {
         Self {
             guard: Some(guard),
@@ -64,6 +86,7 @@ impl Bill {
             due_before: None,
             served: None,
             used: Usage::default(),
+            binder,
         }
     }
 
@@ -127,12 +150,18 @@ impl Account for Bill {
         self.note(route, outcome, usage);
     }
 
-    async fn answered(&mut self, route: &Arc<Route>, _response_id: Option<&str>) {
+    async fn answered(&mut self, route: &Arc<Route>, response_id: Option<&str>) {
         self.due = None;
         self.served = Some(route.clone());
         if let Some(guard) = &mut self.guard {
             let target = &route.target;
             guard.served_by(&target.provider, &target.model, target.price.clone());
+        }
+        if let (Some(binder), Some(id)) = (&self.binder, response_id) {
+            // Of a stream only the worst is known, and it has to be bound before its id is seen.
+            let used = self.used.tokens.prompt().saturating_add(self.used.tokens.completion());
+            let tokens = if used == 0 { self.most.tokens() } else { used };
+            binder.bind(route, id, tokens).await;
         }
     }
 
@@ -223,7 +252,7 @@ mod tests {
         let body = br#"{"model":"small","messages":[{"role":"user","content":"one"}]}"#;
         let request = LlmRequest::parse(Endpoint::ChatCompletions, Bytes::from_static(body)).unwrap();
         let most = Most { input: 10, output: 10 };
-        let mut bill = Bill::new(guard, Arc::new(request), clock, most);
+        let mut bill = Bill::new(guard, Arc::new(request), clock, most, None);
         call(&mut bill, routes).await;
         drop(bill);
         let shutdown = CancellationToken::new();

@@ -3,6 +3,7 @@
 mod bill;
 mod limited;
 mod refused;
+mod stored;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -26,8 +27,9 @@ use obol_llm::{
 use obol_meter::{Meter, Price, Standing, UsageGuard};
 use obol_model::snapshot::{Model, Target};
 use obol_model::{Clock, Kind, ModelCall, ModelName, Outcome, UsageKind};
+use obol_session::Bindings;
 
-use self::bill::{Bill, Most};
+use self::bill::{Bill, Binder, Most};
 use self::limited::Limited;
 use self::refused::Refused;
 use crate::audit;
@@ -42,12 +44,19 @@ pub(crate) struct LlmSurface {
     front: Front,
     llm: Arc<Llm>,
     meter: Meter,
+    bindings: Arc<dyn Bindings>,
     clock: Arc<dyn Clock>,
 }
 
 impl LlmSurface {
     pub(crate) fn new(front: Front, parts: &GatewayParts) -> Self {
-        Self { front, llm: parts.llm.clone(), meter: parts.meter.clone(), clock: parts.clock.clone() }
+        Self {
+            front,
+            llm: parts.llm.clone(),
+            meter: parts.meter.clone(),
+            bindings: parts.bindings.clone(),
+            clock: parts.clock.clone(),
+        }
     }
 }
 
@@ -64,6 +73,8 @@ pub(crate) fn routes(surface: Arc<LlmSurface>) -> Router {
         .route("/v1/messages/count_tokens", ask(Endpoint::CountTokens))
         .route("/v1/responses", ask(Endpoint::Responses))
         .route("/v1/embeddings", ask(Endpoint::Embeddings))
+        .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
+        .route("/v1/responses/{id}/input_items", get(stored::input_items))
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/v1/{*rest}", any(unknown))
@@ -162,7 +173,17 @@ impl LlmSurface {
             audit::decided(admitted, None, endpoint.path(), Action::InvokeModel, resource, decision);
         };
         let (name, model) = find(admitted, request.model(), record)?;
-        let routes = allowed(admitted, name, model);
+        let mut routes = allowed(admitted, name, model);
+        let mut before = 0;
+        if let Some(id) = request.previous_response() {
+            let binding = self.binding(admitted, id).await?;
+            // What it goes on from lies with one target alone.
+            routes.retain(|route| stored::is_of(&binding, route));
+            if routes.is_empty() {
+                return Err(stored::not_found(id).about("previous_response_id"));
+            }
+            before = binding.tokens;
+        }
         let output = request.most_output(model.max_output)?;
         if endpoint == Endpoint::CountTokens
             && let Some(route) = routes.first()
@@ -172,10 +193,16 @@ impl LlmSurface {
             let count = serde_json::json!({ "input_tokens": request.estimated_input() });
             return Ok(failure::json(Response::builder(), &count));
         }
-        let most = Most { input: request.most_input(), output: output.unwrap_or_default() };
+        let input = request.most_input().saturating_add(before);
+        let most = Most { input, output: output.unwrap_or_default() };
         let (guard, standing) = self.admit(endpoint, admitted, name, &routes, most).await?;
         let limits = Limited::of(admitted, standing);
-        let bill = Bill::new(guard, request.clone(), self.clock.clone(), most);
+        let binder = request.stores_response().then(|| Binder {
+            bindings: self.bindings.clone(),
+            workspace: admitted.identity.workspace_id().clone(),
+            principal: admitted.identity.principal(),
+        });
+        let bill = Bill::new(guard, request.clone(), self.clock.clone(), most, binder);
         let answer = self.llm.call(request, routes, bill).await.inspect_err(|e| {
             tracing::warn!(request_id = %admitted.request_id, model = %name, error = %e, "no answer of a model");
         })?;

@@ -1,0 +1,141 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{ACCEPT_ENCODING, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Method};
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::debug;
+
+use crate::error::LlmError;
+use crate::judge::{Judgement, judge};
+use crate::llm::{Credential, LlmOptions};
+use crate::route::Route;
+
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+
+/// How much of a refused answer is read, and for how long, so that its connection can be used again.
+const DISCARD_BYTES: usize = 64 * 1024;
+const DISCARD_TIME: Duration = Duration::from_millis(100);
+
+/// One provider: what is sent to it, and what is made of what it does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Upstream<'a> {
+    pub(crate) client: &'a reqwest::Client,
+    pub(crate) options: &'a LlmOptions,
+    pub(crate) route: &'a Arc<Route>,
+}
+
+impl Upstream<'_> {
+    /// Built from nothing: no header of a client can slip through (DESIGN §16).
+    pub(crate) fn request<'p>(
+        &self,
+        method: Method,
+        path: impl Iterator<Item = &'p str>,
+    ) -> Result<reqwest::Request, LlmError> {
+        let url = self.route.url(path).map_err(|_| self.address_refused())?;
+        let mut http = reqwest::Request::new(method, url);
+        let headers = http.headers_mut();
+        if let Some(Credential { name, value }) = self.route.credential() {
+            headers.insert(name, value.clone());
+        }
+        headers.insert(ACCEPT_ENCODING, IDENTITY);
+        Ok(http)
+    }
+
+    /// Something that the provider keeps; `None` when it is not there.
+    pub(crate) async fn fetch<'p>(
+        &self,
+        method: Method,
+        path: impl Iterator<Item = &'p str>,
+        query: Option<&str>,
+    ) -> Result<Option<Bytes>, LlmError> {
+        let mut http = self.request(method, path)?;
+        http.url_mut().set_query(query);
+        let deadline = Instant::now() + self.options.total;
+        let executed = timeout_at(deadline, self.client.execute(http)).await;
+        let response = executed.map_err(|_| self.timeout())?.map_err(|e| self.unreachable(e))?;
+        let status = response.status();
+        match judge(status, self.route.provider(), retry_after(response.headers())) {
+            Judgement::Failure(failure) => Err(failure),
+            Judgement::Refusal if matches!(status.as_u16(), 404 | 410) => Ok(None),
+            Judgement::Refusal => {
+                let message = format!("the provider refused the request with status {}", status.as_u16());
+                Err(LlmError::invalid("upstream_refused", None, message))
+            }
+            Judgement::Answer => {
+                timeout_at(deadline, self.read(response)).await.map_err(|_| self.timeout())?.map(Some)
+            }
+        }
+    }
+
+    /// All of a body, within its bound. A body that came in one piece is not copied.
+    pub(crate) async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, LlmError> {
+        let max = self.options.max_answer_bytes;
+        let mut whole = Bytes::new();
+        let mut pieces = BytesMut::new();
+        loop {
+            let chunk = timeout(self.options.idle_timeout, response.chunk())
+                .await
+                .map_err(|_| self.timeout())?
+                .map_err(|e| self.unreachable(e))?;
+            let Some(chunk) = chunk else { break };
+            if whole.len() + pieces.len() + chunk.len() > max {
+                return Err(self.bad("an answer that is too large"));
+            }
+            if whole.is_empty() && pieces.is_empty() {
+                whole = chunk;
+            } else {
+                pieces.extend_from_slice(&std::mem::take(&mut whole));
+                pieces.extend_from_slice(&chunk);
+            }
+        }
+        Ok(if pieces.is_empty() { whole } else { pieces.freeze() })
+    }
+
+    pub(crate) fn address_refused(&self) -> LlmError {
+        LlmError::AddressRefused { provider: self.route.provider().clone() }
+    }
+
+    pub(crate) fn timeout(&self) -> LlmError {
+        LlmError::Timeout { provider: self.route.provider().clone() }
+    }
+
+    pub(crate) fn bad(&self, what: &'static str) -> LlmError {
+        LlmError::BadAnswer { provider: self.route.provider().clone(), what }
+    }
+
+    pub(crate) fn unreachable(&self, source: reqwest::Error) -> LlmError {
+        let provider = self.route.provider().clone();
+        if obol_dial::is_refusal(&source) {
+            LlmError::AddressRefused { provider }
+        } else if source.is_timeout() {
+            LlmError::Timeout { provider }
+        } else {
+            // The URL may hold credentials.
+            LlmError::Unreachable { provider, source: source.without_url() }
+        }
+    }
+}
+
+/// Seconds only: the few providers that send a date send it for waits that are not passed on.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Reads a small body to its end, so that the connection can be used again.
+pub(crate) async fn discard(mut response: reqwest::Response) {
+    let read = async {
+        let mut total = 0;
+        while let Ok(Some(chunk)) = response.chunk().await {
+            total += chunk.len();
+            if total > DISCARD_BYTES {
+                return;
+            }
+        }
+    };
+    if timeout(DISCARD_TIME, read).await.is_err() {
+        debug!("rest of a refused answer left unread");
+    }
+}
