@@ -46,7 +46,8 @@ fn allowed(name: &str) -> Option<Vec<&'static str>> {
         // Its channel is authenticated by service JWTs.
         "obol-peer" => with(&["obol-auth"]),
         // A policy set that does not compile is never published.
-        "obol-control" => with(&["obol-authz"]),
+        // It puts lost ledgers back, under the names that the meter gives its counters.
+        "obol-control" => with(&["obol-authz", "obol-meter"]),
         // No handler reaches a raw Redis client, an HTTP client, the control plane or the environment.
         "obol-edge" => Some([&["obol-model", "obol-authz"][..], &CAPABILITIES].concat()),
         "obol" => {

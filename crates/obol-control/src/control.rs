@@ -12,7 +12,7 @@ use crate::follow;
 use crate::scan::{Env, Look, Scanner};
 use crate::state::State;
 use crate::store::{ControlStore, Stamp};
-use crate::{Publisher, SyncReport};
+use crate::{Publisher, SyncReport, UsageStore};
 
 /// How often files and store are looked at. An edit of a file counts at the third look, so it is published within three of
 /// these; a change of the store counts at once.
@@ -48,6 +48,8 @@ pub struct Control {
     pub(crate) key_ring: Arc<KeyRing>,
     pub(crate) store: Arc<dyn ControlStore>,
     pub(crate) publisher: Arc<dyn Publisher>,
+    /// What lost ledgers are seeded from.
+    pub(crate) usage: Option<Arc<dyn UsageStore>>,
     clock: Arc<dyn Clock>,
     /// Locked only on threads that may block.
     scanner: Arc<Mutex<Scanner>>,
@@ -73,7 +75,14 @@ impl Control {
     ) -> Self {
         let ControlOptions { source, key_ring, env } = options;
         let scanner = Arc::new(Mutex::new(Scanner::new(source.clone(), Arc::clone(&key_ring), env)));
-        Self { source, key_ring, store, publisher, clock, scanner, state: tokio::sync::Mutex::default() }
+        let (usage, state) = (None, tokio::sync::Mutex::default());
+        Self { source, key_ring, store, publisher, usage, clock, scanner, state }
+    }
+
+    /// Seeds ledgers that were lost from this usage. Without it no usage is kept, and they begin with nothing.
+    #[must_use]
+    pub fn with_usage(self, usage: Arc<dyn UsageStore>) -> Self {
+        Self { usage: Some(usage), ..self }
     }
 
     /// One complete pass: reads files and store, publishes what changed, removes what is gone, compares with Redis.
@@ -142,6 +151,7 @@ impl Control {
         }
         self.tell_publications(state, pass.heal, &mut report).await;
         self.tell_keys(state, published, &mut report).await;
+        self.open_ledgers(state, pass.heal, &mut report).await;
         report
     }
 

@@ -1,7 +1,11 @@
 //! The parts of a pass of control.
 
+use std::collections::HashMap;
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
-use obol_model::WorkspaceId;
+use obol_model::{KeyHash, WorkspaceId};
+use tokio::time::Instant;
 
 use crate::SyncReport;
 use crate::commit::{CommitError, Content as Next, Upon, commit, reseal};
@@ -9,11 +13,14 @@ use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::control::Control;
 use crate::keys::KeyRecord;
+use crate::ledger::{self, Budgeted, Opening};
 use crate::publisher::{PublishError, PublishedKeys, is_of};
 use crate::reconcile::{self, Knowledge, Outcome};
-use crate::state::{Followed, Known, State};
+use crate::state::{Followed, Known, LedgerState, State};
 use crate::store::{ControlStore, Head, Origin, StoreError};
 
+/// How long after a ledger could not be opened it is looked at again.
+const LEDGER_RETRY: Duration = Duration::from_secs(1);
 /// Rounds until keys that are written find nothing left to write, before the marker is set.
 const KEY_ROUNDS: usize = 3;
 
@@ -76,7 +83,10 @@ async fn follow(
     };
     // What was there when this process began may be in Redis; what came since may not be.
     let news = known.generation.is_some();
-    known.heads.insert(workspace, Followed { head, documents, told: false, news, sealed: false });
+    known.heads.insert(
+        workspace,
+        Followed { head, documents, told: false, news, ledger: LedgerState::Unknown, sealed: false },
+    );
     Ok(())
 }
 
@@ -251,22 +261,17 @@ impl Control {
             if followed.is_lost() || (followed.told && !all) {
                 continue;
             }
-            let Followed { head, documents, told, news, .. } = followed;
-            if head.published {
-                match self.publisher.open_ledger(workspace).await {
-                    // Before the publication, so that who finds the one finds the other.
-                    Ok(opened) if opened && !*news => tracing::error!(
-                        workspace = %workspace,
-                        help = "what was spent before is in the usage events that were taken from Redis",
-                        "the ledger of the workspace was lost, its budgets count from nothing"
-                    ),
-                    Ok(_) => {}
-                    Err(e) => {
-                        *told = false;
-                        return report.store(format!("`{workspace}` could not be published: {e}"));
-                    }
-                }
+            // Before the publication when it is new, so that who finds the one finds the other. An old ledger that was lost
+            // may have to wait for its usage, which those who have no budget do not wait for.
+            if followed.news
+                && followed.head.published
+                && let Err(e) = self.open_ledger(&state.known.keys, workspace, followed).await
+            {
+                followed.told = false;
+                report.store(format!("the ledger of `{workspace}` could not be opened: {e}"));
+                return;
             }
+            let Followed { head, documents, told, news, .. } = followed;
             match reconcile::publication(&*self.publisher, head, documents.as_ref()).await {
                 Ok(Outcome::Unchanged) => (*told, *news) = (true, false),
                 Ok(Outcome::Written) => {
@@ -297,6 +302,82 @@ impl Control {
                 }
             }
         }
+    }
+
+    /// Opens the ledgers of everything that is published: new ones, and lost ones with what was spent.
+    pub(crate) async fn open_ledgers(&self, state: &mut State, all: bool, report: &mut SyncReport) {
+        let again = state.ledgers_again_at.is_some_and(|at| at <= Instant::now());
+        if report.store_failed || !(all || again) {
+            return;
+        }
+        state.ledgers_again_at = None;
+        for (workspace, followed) in &mut state.known.heads {
+            let open = matches!(followed.ledger, LedgerState::Open) && !all;
+            if !followed.head.published || followed.is_lost() || open {
+                continue;
+            }
+            match self.open_ledger(&state.known.keys, workspace, followed).await {
+                Ok(true) => {}
+                Ok(false) => {
+                    report.unseeded.push(workspace.clone());
+                    state.ledgers_again_at = Some(Instant::now() + LEDGER_RETRY);
+                }
+                Err(e) => {
+                    state.ledgers_again_at = Some(Instant::now() + LEDGER_RETRY);
+                    let failure = format!("the ledger of `{workspace}` could not be opened: {e}");
+                    if matches!(e, PublishError::Unavailable(_)) {
+                        return report.store(failure);
+                    }
+                    report.failed.push(failure);
+                }
+            }
+        }
+    }
+
+    /// Whether the ledger of a workspace is open now.
+    async fn open_ledger(
+        &self,
+        keys: &HashMap<KeyHash, KeyRecord>,
+        workspace: &WorkspaceId,
+        followed: &mut Followed,
+    ) -> Result<bool, PublishError> {
+        let (known, mut lost) = match std::mem::replace(&mut followed.ledger, LedgerState::Unknown) {
+            LedgerState::Lost(lost) => (true, Some(lost)),
+            LedgerState::Unknown | LedgerState::Open => (false, self.publisher.lost_ledger(workspace).await?),
+        };
+        if lost.is_none() {
+            followed.ledger = LedgerState::Open;
+            return Ok(true);
+        }
+        let budgeted = Budgeted::of(workspace, followed.documents.as_ref(), keys.values());
+        let usage = self.usage.as_deref();
+        let opening = ledger::seed(&*self.publisher, usage, workspace, &budgeted, &mut lost).await;
+        followed.ledger = match (&opening, lost) {
+            (Ok(Opening::Open | Opening::Seeded { .. }), _) => LedgerState::Open,
+            (_, Some(lost)) => LedgerState::Lost(lost),
+            (_, None) => LedgerState::Unknown,
+        };
+        match opening? {
+            // A new one.
+            Opening::Seeded { counters: 0 } if followed.news => {}
+            Opening::Seeded { counters } => tracing::warn!(
+                workspace = %workspace,
+                counters,
+                help = "what was not yet collected from redis when it lost its data is not counted",
+                "the ledger of the workspace was lost, its budgets count what collected usage says"
+            ),
+            Opening::Waits => {
+                if !known {
+                    tracing::warn!(
+                        workspace = %workspace,
+                        "the ledger of the workspace was lost, it is seeded when its usage is collected"
+                    );
+                }
+                return Ok(false);
+            }
+            Opening::Open => {}
+        }
+        Ok(true)
     }
 
     /// Makes the keys in Redis what the store says: all of them when `published` says what is there, else what changed.

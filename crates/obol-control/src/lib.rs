@@ -41,6 +41,7 @@ mod fault;
 mod files;
 mod follow;
 mod keys;
+mod ledger;
 mod operator;
 mod publisher;
 mod reconcile;

@@ -7,9 +7,11 @@ use crate::commit::{Content, Upon, commit, reseal};
 use crate::compile::Compiled;
 use crate::content::same_content;
 use crate::keys::{KeyChange, KeyRecord, NewKey, NoRandomness};
+use crate::ledger::{self, Budgeted, Opening};
 use crate::publisher::{PublishError, Publisher, is_of};
 use crate::reconcile::{self, Outcome};
 use crate::store::{ControlStore, Origin, Stamp, StoreError};
+use crate::usage::UsageStore;
 
 /// How often somebody else may be faster before a command gives up.
 const ATTEMPTS: usize = 10;
@@ -22,6 +24,8 @@ const ATTEMPTS: usize = 10;
 pub struct Operator {
     store: Arc<dyn ControlStore>,
     publisher: Option<Arc<dyn Publisher>>,
+    /// What lost ledgers are seeded from.
+    usage: Option<Arc<dyn UsageStore>>,
     clock: Arc<dyn Clock>,
     actor: String,
 }
@@ -99,7 +103,13 @@ impl Operator {
         clock: Arc<dyn Clock>,
         actor: String,
     ) -> Self {
-        Self { store, publisher, clock, actor }
+        Self { store, publisher, usage: None, clock, actor }
+    }
+
+    /// Seeds ledgers that were lost from this usage. Without it no usage is kept, and they begin with nothing.
+    #[must_use]
+    pub fn with_usage(self, usage: Arc<dyn UsageStore>) -> Self {
+        Self { usage: Some(usage), ..self }
     }
 
     /// Makes the store ready, unless Redis is another one's.
@@ -259,8 +269,22 @@ impl Operator {
             let store = PublishError::Unreadable;
             let Some(head) = self.store.head(workspace).await.map_err(store)? else { return Ok(()) };
             let documents = if head.published {
-                publisher.open_ledger(workspace).await?;
-                self.store.documents(workspace, head.revision).await.map_err(store)?
+                let documents = self.store.documents(workspace, head.revision).await.map_err(store)?;
+                if let Some(lost) = publisher.lost_ledger(workspace).await? {
+                    let keys = self.store.keys().await.map_err(store)?.records;
+                    let budgeted = Budgeted::of(workspace, documents.as_ref(), keys.iter());
+                    let usage = self.usage.as_deref();
+                    let opened =
+                        ledger::seed(publisher, usage, workspace, &budgeted, &mut Some(lost)).await?;
+                    if opened == Opening::Waits {
+                        tracing::warn!(
+                            workspace = %workspace,
+                            help = "let `obol control` run: it collects usage",
+                            "the ledger of the workspace was lost, it is seeded when its usage is collected"
+                        );
+                    }
+                }
+                documents
             } else {
                 None
             };

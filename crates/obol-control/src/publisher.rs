@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use obol_meter::{LostLedger, Seeded, Spent};
 use obol_model::snapshot::Documents;
 use obol_model::{KeyContext, KeyHash, Kind, Revision, WorkspaceId};
 
@@ -116,12 +117,29 @@ pub trait Publisher: std::fmt::Debug + Send + Sync + 'static {
         damaged: Option<&Documents>,
     ) -> Result<(), PublishError>;
 
-    /// Sees to it that the ledger of a workspace is open, without which nobody may spend; whether it was not. A ledger
-    /// that was lost counts from nothing again, which is for somebody to know.
+    /// The ledger of a workspace when it is not open, so that nobody with a budget may spend: a new one, or one that was
+    /// lost with the replicas' store (DESIGN §12.6).
     ///
     /// # Errors
     /// When the replicas' store could not be asked.
-    async fn open_ledger(&self, workspace: &WorkspaceId) -> Result<bool, PublishError>;
+    async fn lost_ledger(&self, workspace: &WorkspaceId) -> Result<Option<LostLedger>, PublishError>;
+
+    /// Whether all usage that there was when a ledger was looked at is collected.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn is_collected(&self, workspace: &WorkspaceId, lost: &LostLedger) -> Result<bool, PublishError>;
+
+    /// Opens a ledger with what was spent before, in one step, unless it is open.
+    ///
+    /// # Errors
+    /// When the replicas' store could not be asked.
+    async fn seed_ledger(
+        &self,
+        workspace: &WorkspaceId,
+        lost: &LostLedger,
+        spent: &[Spent],
+    ) -> Result<Seeded, PublishError>;
 
     /// Every key record that is there.
     ///

@@ -1,11 +1,13 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use obol_meter::{LedgerError, LedgerSeeds, LostLedger, Seeded, Spent};
 use obol_model::snapshot::{Documents, LARGEST_DOCUMENT, PublicationKeys};
 use obol_model::{Invalidation, KeyContext, KeyHash, Revision, WorkspaceId};
 use obol_redis::{Redis, RedisError, Script};
 
 use crate::publisher::PublishedKeys;
+use crate::usage::{GROUP, stream};
 use crate::{KeyRecord, PublishError, Publisher};
 
 /// Says from which store every key was loaded.
@@ -21,6 +23,8 @@ const TOMBSTONE: &[u8] = b"86400";
 #[derive(Debug)]
 pub struct RedisPublisher {
     redis: Redis,
+    ledgers: LedgerSeeds,
+    collected: Script,
     read: Script,
     publish: Script,
     unpublish: Script,
@@ -33,7 +37,9 @@ impl RedisPublisher {
     /// Publishes through this client; its command deadline bounds every method.
     pub fn new(redis: Redis) -> Self {
         Self {
+            ledgers: LedgerSeeds::new(redis.clone()),
             redis,
+            collected: Script::new("usage_collected_v1", include_str!("scripts/usage_collected_v1.lua")),
             read: Script::new("read_publication_v1", PublicationKeys::READ),
             publish: Script::new("publish_v3", include_str!("scripts/publish_v3.lua")),
             unpublish: Script::new("unpublish_v3", include_str!("scripts/unpublish_v3.lua")),
@@ -112,6 +118,11 @@ fn unavailable(error: RedisError) -> PublishError {
     PublishError::Unavailable(error.to_string())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads better in `map_err`")]
+fn ledger(error: LedgerError) -> PublishError {
+    PublishError::Unavailable(error.to_string())
+}
+
 #[async_trait]
 impl Publisher for RedisPublisher {
     async fn read(&self, workspace: &WorkspaceId) -> Result<Option<Documents>, PublishError> {
@@ -176,11 +187,22 @@ impl Publisher for RedisPublisher {
         Ok(loaded)
     }
 
-    async fn open_ledger(&self, workspace: &WorkspaceId) -> Result<bool, PublishError> {
-        // DESIGN §12.6; the braces are literal, a hash tag.
-        let mut open = redis::cmd("HSETNX");
-        open.arg(format!("ledger:{{{workspace}}}:meta")).arg("epoch").arg(1);
-        self.redis.query(&open).await.map_err(unavailable)
+    async fn lost_ledger(&self, workspace: &WorkspaceId) -> Result<Option<LostLedger>, PublishError> {
+        self.ledgers.look(workspace).await.map_err(ledger)
+    }
+
+    async fn is_collected(&self, workspace: &WorkspaceId, lost: &LostLedger) -> Result<bool, PublishError> {
+        let args = [GROUP.as_bytes(), lost.up_to().as_bytes()];
+        self.redis.run(&self.collected, &[&stream(workspace)], &args).await.map_err(unavailable)
+    }
+
+    async fn seed_ledger(
+        &self,
+        workspace: &WorkspaceId,
+        lost: &LostLedger,
+        spent: &[Spent],
+    ) -> Result<Seeded, PublishError> {
+        self.ledgers.seed(workspace, lost, spent).await.map_err(ledger)
     }
 
     async fn keys(&self) -> Result<PublishedKeys, PublishError> {

@@ -17,6 +17,8 @@ pub struct SyncReport {
     pub warnings: Vec<Fault>,
     /// Keys that were written or removed.
     pub keys_changed: usize,
+    /// Workspaces whose ledger waits for usage to be collected; until then nobody with a budget is admitted.
+    pub unseeded: Vec<WorkspaceId>,
     /// What could not be done, in words. It is tried again.
     pub failed: Vec<String>,
     /// Whether the store is to blame; then there is no use in asking it four times a second.

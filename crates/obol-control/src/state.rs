@@ -1,8 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
+use obol_meter::LostLedger;
 use obol_model::snapshot::Documents;
 use obol_model::{KeyHash, Revision, WorkspaceId};
+
+use tokio::time::Instant;
 
 use crate::compile::Compiled;
 use crate::keys::KeyRecord;
@@ -20,6 +23,8 @@ pub(crate) struct State {
     pub(crate) told: HashMap<KeyHash, KeyRecord>,
     /// Whether every key was told once since Redis could not be asked.
     pub(crate) keys_told: bool,
+    /// When ledgers that could not be opened are looked at again.
+    pub(crate) ledgers_again_at: Option<Instant>,
     /// What was newer than ours when it was last complained about.
     pub(crate) foreign: BTreeMap<WorkspaceId, Revision>,
 }
@@ -47,8 +52,19 @@ pub(crate) struct Followed {
     pub(crate) told: bool,
     /// Whether it changed since this process follows it, so that Redis cannot have it yet.
     pub(crate) news: bool,
+    /// Its ledger, as it was found last.
+    pub(crate) ledger: LedgerState,
     /// Whether its secrets were found to be sealed by the first key of the ring.
     pub(crate) sealed: bool,
+}
+
+/// What is known of a ledger.
+#[derive(Debug)]
+pub(crate) enum LedgerState {
+    Unknown,
+    Open,
+    /// It has to be opened.
+    Lost(LostLedger),
 }
 
 impl Followed {

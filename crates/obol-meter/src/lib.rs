@@ -30,6 +30,6 @@ pub use crate::ledger::{
     Reservation, Standing, in_scope,
 };
 pub use crate::meter::{Attempt, Meter, MeterOptions, Price, Start, Terms, UsageGuard, meter};
-pub use crate::redis_ledger::RedisLedger;
+pub use crate::redis_ledger::{LedgerSeeds, LostLedger, RedisLedger, Seeded, Spent, Whose};
 pub use crate::spool::{Spool, SpoolError};
 pub use crate::sweeper::{Owners, Sweeper};

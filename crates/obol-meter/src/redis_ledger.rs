@@ -1,3 +1,5 @@
+mod seed;
+
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use crate::ledger::{
 };
 use crate::windows::{MINUTE, Windows, minute};
 
+pub use self::seed::{LedgerSeeds, LostLedger, Seeded, Spent, Whose};
 
 /// About as many events as the stream of a workspace keeps: some 400 MB of Redis memory in the worst case, and more than a
 /// day without a consumer at ten calls a second.
@@ -99,6 +102,11 @@ struct Keys<'a>(&'a WorkspaceId);
 impl Keys<'_> {
     fn meta(&self) -> String {
         format!("ledger:{{{}}}:meta", self.0)
+    }
+
+    /// Who seeds a ledger that was lost.
+    fn seeding(&self) -> String {
+        format!("ledger:{{{}}}:seeding", self.0)
     }
 
     fn reservation(&self, id: RequestId) -> String {

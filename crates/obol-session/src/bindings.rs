@@ -142,9 +142,11 @@ impl Bindings for RedisBindings {
 /// Bindings of a single process, which end with it.
 pub struct EmbeddedBindings {
     clock: Arc<dyn Clock>,
-    /// With the end of their life, in the order in which they came.
-    bindings: Mutex<HashMap<(WorkspaceId, String), (Timestamp, Vec<u8>)>>,
+    bindings: Mutex<HashMap<(WorkspaceId, String), Kept>>,
 }
+
+/// A binding as it is written, and the end of its life.
+type Kept = (Timestamp, Vec<u8>);
 
 /// One process keeps no more; the oldest go first.
 const MOST_EMBEDDED: usize = 10_000;

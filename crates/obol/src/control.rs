@@ -42,7 +42,8 @@ pub(crate) async fn control(config: Control, once: bool, env: Environment) -> Re
         env: Arc::new(move |name| env.secret(name).map(|secret| secret.expose().clone())),
     };
     let publisher = Arc::new(RedisPublisher::new(redis.clone()));
-    let control = obol_control::Control::new(options, Arc::clone(&store), publisher, Arc::clone(&clock));
+    let control = obol_control::Control::new(options, Arc::clone(&store), publisher, Arc::clone(&clock))
+        .with_usage(Arc::clone(&usage));
     if once {
         store.prepare().await.map_err(Failure::runtime)?;
         return publish_once(&control).await;
@@ -139,8 +140,9 @@ async fn first_pass(control: &obol_control::Control) -> Result<(), Failure> {
 }
 
 async fn publish_once(control: &obol_control::Control) -> Result<u8, Failure> {
-    let SyncReport { published, healed, unpublished, refused, warnings, keys_changed, failed, .. } =
-        control.sync_once().await;
+    let report = control.sync_once().await;
+    let SyncReport { published, healed, unpublished, refused, warnings, keys_changed, .. } = report;
+    let SyncReport { unseeded, failed, .. } = report;
     for (workspace, revision) in published {
         out::line(format_args!("published {workspace} {revision}"))?;
     }
@@ -162,5 +164,11 @@ async fn publish_once(control: &obol_control::Control) -> Result<u8, Failure> {
     for failure in &failed {
         out::complaint(failure);
     }
-    Ok(u8::from(!refused.is_empty() || !failed.is_empty()))
+    for workspace in &unseeded {
+        out::complaint(format_args!(
+            "the ledger of `{workspace}` was lost, and nobody with a budget is admitted until its usage is collected: let \
+             `obol control` run"
+        ));
+    }
+    Ok(u8::from(!refused.is_empty() || !unseeded.is_empty() || !failed.is_empty()))
 }

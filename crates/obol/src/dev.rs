@@ -14,12 +14,12 @@ use obol_control::{
 use obol_drain::Class;
 use obol_edge::RedisProbe;
 use obol_mcp::catalogue::EmbeddedCatalogue;
-use obol_meter::{EmbeddedLedger, Owners};
+use obol_meter::{EmbeddedLedger, LostLedger, Owners, Seeded, Spent};
 use obol_model::snapshot::Documents;
 use obol_model::{
     Clock, Invalidation, KeyContext, KeyHash, KeyRing, ReplicaId, Revision, SystemClock, WorkspaceId,
 };
-use obol_session::EmbeddedSessions;
+use obol_session::{EmbeddedBindings, EmbeddedSessions};
 use obol_snapshot::{EmbeddedSource, PublicationSource as _, Stored};
 use parking_lot::Mutex;
 
@@ -62,6 +62,7 @@ pub(crate) async fn dev(config: Dev, file: PathBuf, env: Environment) -> Result<
     let (key, ..) = operator.new_key(new).await.map_err(Failure::runtime)?;
     let probe: RedisProbe = Arc::new(|| Box::pin(async { true }));
     let stores = Stores {
+        bindings: Arc::new(EmbeddedBindings::new(clock.clone())),
         sessions: Arc::new(EmbeddedSessions::new(clock.clone())),
         keys: embedded.keys.clone(),
         control: None,
@@ -156,8 +157,22 @@ impl Publisher for Embedded {
         Ok(self.written.lock().loaded.clone())
     }
 
-    async fn open_ledger(&self, _: &WorkspaceId) -> Result<bool, PublishError> {
-        Ok(false)
+    /// It ends with the process, and is never lost before.
+    async fn lost_ledger(&self, _: &WorkspaceId) -> Result<Option<LostLedger>, PublishError> {
+        Ok(None)
+    }
+
+    async fn is_collected(&self, _: &WorkspaceId, _: &LostLedger) -> Result<bool, PublishError> {
+        Ok(true)
+    }
+
+    async fn seed_ledger(
+        &self,
+        _: &WorkspaceId,
+        _: &LostLedger,
+        _: &[Spent],
+    ) -> Result<Seeded, PublishError> {
+        Ok(Seeded::Before)
     }
 
     async fn keys(&self) -> Result<PublishedKeys, PublishError> {

@@ -83,7 +83,8 @@ pub(crate) async fn operator(
         }
         None => None,
     };
-    Ok(Operator::new(store, publisher, Arc::new(SystemClock), actor()))
+    let usage = open_usage(&config.store)?;
+    Ok(Operator::new(store, publisher, Arc::new(SystemClock), actor()).with_usage(usage))
 }
 
 /// As the audit calls whoever runs this command. Not what `USER` says, which anybody can set.

@@ -19,6 +19,7 @@ use crate::StoreError;
 pub use self::collector::UsageCollector;
 pub use self::files::FileUsage;
 pub use self::postgres::PostgresUsage;
+pub(crate) use self::stream::{GROUP, key as stream};
 
 /// The most groups that sums may have.
 pub(crate) const MOST_GROUPS: usize = 100_000;

@@ -9,7 +9,7 @@ use redis::Value;
 use super::EntryId;
 
 /// All controls are one group.
-const GROUP: &str = "obol-control";
+pub(crate) const GROUP: &str = "obol-control";
 /// Workspaces that have a ledger; only a hint (DESIGN §12).
 const INDEX: &str = "ledger:workspaces";
 /// After how long a consumer that nothing was heard of is forgotten, in ms: a day.
@@ -62,7 +62,8 @@ pub(super) struct Streams {
     tidy: Script,
 }
 
-fn key(workspace: &WorkspaceId) -> String {
+/// The stream of a workspace.
+pub(crate) fn key(workspace: &WorkspaceId) -> String {
     format!("usage:{{{workspace}}}")
 }
 
