@@ -140,7 +140,8 @@ impl Ask {
             output: (said + reasoning) * self.answers.max(1),
             reasoning: reasoning * self.answers.max(1),
         };
-        Said { text, calls, end, thinking: vec!["hm"; to_usize(reasoning)].join(" "), usage }
+        let thinking = vec!["hm"; to_usize(reasoning)].join(" ");
+        Said { thinking, text, calls, end, usage, dies_after: marks.dies_after }
     }
 
     fn text(&self, marks: &Marks, reasoning: u64) -> (String, End) {
@@ -182,6 +183,20 @@ pub(super) struct Said {
     pub(super) calls: Vec<Call>,
     pub(super) end: End,
     pub(super) usage: Charged,
+    /// A stream of it ends in an error after this many words.
+    dies_after: Option<u64>,
+}
+
+impl Said {
+    /// Ends its events in this error, if it is to: `piece` is in every event that brings a word.
+    pub(super) fn die(&self, events: &mut Vec<String>, piece: &str, error: impl FnOnce(usize) -> String) {
+        let Some(words) = self.dies_after else { return };
+        let words = to_usize(words);
+        let next = events.iter().enumerate().filter(|(_, event)| event.contains(piece)).nth(words);
+        let end = next.map_or(events.len(), |(index, _)| index);
+        events.truncate(end);
+        events.push(error(end));
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -207,6 +222,7 @@ struct Marks {
     reasoning: u64,
     words: Option<u64>,
     calls: Option<u64>,
+    dies_after: Option<u64>,
 }
 
 impl Marks {
@@ -222,6 +238,7 @@ impl Marks {
                 "reasoning" => marks.reasoning = number,
                 "words" => marks.words = Some(number),
                 "calls" => marks.calls = Some(number),
+                "dies_after" => marks.dies_after = Some(number),
                 _ => {}
             }
         }

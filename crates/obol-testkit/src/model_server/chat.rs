@@ -288,6 +288,11 @@ impl Completion {
             events.push(event(json!([]), Some(self.usage())));
         }
         events.push("data: [DONE]\n\n".to_owned());
+        let error = json!({"error": {
+            "message": "The server had an error while processing your request.",
+            "type": "server_error", "param": null, "code": "server_error"
+        }});
+        self.said.die(&mut events, r#""delta":{"content":"#, |_| format!("data: {error}\n\n"));
         events
     }
 }

@@ -164,6 +164,8 @@ impl Message {
             "usage": self.cumulative(self.said.usage.output)
         }));
         push(json!({"type": "message_stop"}));
+        let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
+        self.said.die(&mut events, r#""text_delta""#, |_| format!("event: error\ndata: {error}\n\n"));
         events
     }
 }

@@ -17,7 +17,8 @@
 //! * `#cached=N`, `#cache_write=N`: N further input tokens, read from or written to the cache;
 //! * `#reasoning=N`: N further output tokens of reasoning (to Anthropic callers only if they turned thinking on);
 //! * `#words=N`: the answer is N words instead of the echo;
-//! * `#calls=N`: N parallel tool calls instead of one.
+//! * `#calls=N`: N parallel tool calls instead of one;
+//! * `#dies_after=N`: a stream has N words and then the dialect's error event, and ends.
 //!
 //! The whole answer is charged when it begins, whether or not its reader stays.
 

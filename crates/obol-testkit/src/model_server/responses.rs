@@ -50,7 +50,17 @@ pub(super) fn answer(server: &Shared, body: &Object) -> Checked<Out> {
         server.store.lock().keep(&id, stored);
     }
     Ok(match (stream, background) {
-        (true, _) => Out::Events(events::of(&response)),
+        (true, _) => {
+            let mut events = events::of(&response);
+            said.die(&mut events, r#""response.output_text.delta""#, |number| {
+                let error = json!({
+                    "type": "error", "sequence_number": number, "code": "server_error",
+                    "message": "The server had an error while processing your request.", "param": null
+                });
+                format!("event: error\ndata: {error}\n\n")
+            });
+            Out::Events(events)
+        }
         (false, true) => Out::Json(unfinished(&response, "queued")),
         (false, false) => Out::Json(response),
     })

@@ -401,6 +401,23 @@ async fn embeddings_are_the_same_in_both_encodings() {
 }
 
 #[tokio::test]
+async fn a_stream_dies_in_its_own_dialect() {
+    let server = ModelServer::start().await;
+    let text = "one two three #dies_after=2";
+    let of = |path, body: Value| post(&server, path, with(body, json!({"stream": true})));
+    let got = of("chat/completions", chat(text)).await;
+    assert!(!got.body.contains("[DONE]") && !got.body.contains("three "), "{}", got.body);
+    assert_eq!(got.events().last().unwrap()["error"]["type"], "server_error");
+    let message = json!({"model": CLAUDE, "max_tokens": 9, "messages": [{"role": "user", "content": text}]});
+    let got = of("messages", message).await;
+    assert!(!got.body.contains("message_stop") && got.body.contains("two "), "{}", got.body);
+    assert_eq!(got.events().last().unwrap()["error"]["type"], "overloaded_error");
+    let events = of("responses", json!({"model": MODEL, "input": text})).await.events();
+    let last = events.last().unwrap();
+    assert_eq!((&last["type"], &last["sequence_number"]), (&json!("error"), &json!(events.len() - 1)));
+}
+
+#[tokio::test]
 async fn models_are_listed_in_the_dialect_of_the_caller() {
     let server = ModelServer::builder().key("the one").openai_models(&["a"]).start().await;
     let refused = send(request(&server, "GET", "models")).await;
