@@ -5,7 +5,22 @@
 import assert from 'node:assert/strict';
 
 import { load, versionOf } from './installed.mjs';
-import { PROMPT, QUESTION, RESULT, SYSTEM, WEATHER, args, dedup, options, refused, run, wrongKey } from './llm_scenarios.mjs';
+import {
+  DYING,
+  IMAGE,
+  PROMPT,
+  QUESTION,
+  RESULT,
+  RESULTS,
+  SYSTEM,
+  WEATHER,
+  args,
+  dedup,
+  options,
+  refused,
+  run,
+  wrongKey,
+} from './llm_scenarios.mjs';
 
 const { Anthropic } = await load('@anthropic-ai/sdk');
 
@@ -54,6 +69,11 @@ async function roundTrip(ask) {
   };
 }
 
+async function short(max_tokens, more) {
+  const asked = [{ role: 'user', content: 'one two three four' }];
+  return described(await api.messages.create({ model, max_tokens, messages: asked, ...more }));
+}
+
 const error = (e) => ({ error: e.constructor.name, status: e.status, type: e.type });
 
 await run('anthropic-ts', versionOf('@anthropic-ai/sdk'), {
@@ -82,6 +102,44 @@ await run('anthropic-ts', versionOf('@anthropic-ai/sdk'), {
 
   message_tools_stream: () =>
     roundTrip((messages) => api.messages.stream({ model, max_tokens: 100, messages, tools }).finalMessage()),
+
+  async message_tools_parallel() {
+    const asked = [{ role: 'user', content: `${QUESTION} #calls=2` }];
+    const first = await api.messages.stream({ model, max_tokens: 100, messages: asked, tools }).finalMessage();
+    const calls = first.content.filter((block) => block.type === 'tool_use');
+    assert.equal(new Set(calls.map(({ id }) => id)).size, 2, 'two calls have two ids');
+    // In the order of the calls, and both in one turn.
+    const content = calls.map(({ id }, index) => ({ type: 'tool_result', tool_use_id: id, content: RESULTS[index] }));
+    const messages = [...asked, { role: 'assistant', content: first.content }, { role: 'user', content }];
+    const second = await api.messages.create({ model, max_tokens: 100, messages, tools });
+    return {
+      called: calls.map(({ name }) => name),
+      stop: first.stop_reason,
+      text: textOf(second),
+      usage: usageOf(second.usage),
+    };
+  },
+
+  message_length: () => short(2),
+
+  message_stop: () => short(100, { stop_sequences: ['three'] }),
+
+  async message_image() {
+    const source = { type: 'base64', media_type: 'image/png', data: IMAGE };
+    const content = [{ type: 'text', text: 'What is this' }, { type: 'image', source }];
+    const asked = [{ role: 'user', content }];
+    return described(await api.messages.create({ model, max_tokens: 100, messages: asked }));
+  },
+
+  async message_stream_dies() {
+    let text = '';
+    const e = await refused(Anthropic.APIError, async () => {
+      const asked = [{ role: 'user', content: DYING }];
+      const stream = api.messages.stream({ model, max_tokens: 100, messages: asked });
+      await stream.on('text', (piece) => (text += piece)).finalMessage();
+    });
+    return { text, type: e.type };
+  },
 
   async message_thinking() {
     const found = [];

@@ -6,7 +6,21 @@
 
 import anthropic
 
-from llm_scenarios import LIMIT_S, PROMPT, QUESTION, RESULT, SYSTEM, WEATHER, arguments, check, refused, run
+from llm_scenarios import (
+    DYING,
+    IMAGE,
+    LIMIT_S,
+    PROMPT,
+    QUESTION,
+    RESULT,
+    RESULTS,
+    SYSTEM,
+    WEATHER,
+    arguments,
+    check,
+    refused,
+    run,
+)
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
 TOOL = {"name": "weather", "input_schema": WEATHER}
@@ -142,6 +156,61 @@ def models() -> dict:
     return {"models": listed, "retrieved": one.id}
 
 
+def message_tools_parallel() -> dict:
+    asked = [{"role": "user", "content": f"{QUESTION} #calls=2"}]
+    with api.messages.stream(model=args.model, max_tokens=100, messages=asked, tools=[TOOL]) as stream:
+        first = stream.get_final_message()
+    calls = [block for block in first.content if block.type == "tool_use"]
+    check(len({call.id for call in calls}) == 2, f"two calls have two ids: {calls}")
+    # In the order of the calls, and both in one turn.
+    results = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": result}
+        for call, result in zip(calls, RESULTS)
+    ]
+    then = [*asked, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}]
+    second = api.messages.create(model=args.model, max_tokens=100, messages=then, tools=[TOOL])
+    return {
+        "called": [call.name for call in calls],
+        "stop": first.stop_reason,
+        "text": text_of(second),
+        "usage": usage_of(second.usage),
+    }
+
+
+def short(max_tokens: int, **options) -> dict:
+    asked = [{"role": "user", "content": "one two three four"}]
+    return described(api.messages.create(model=args.model, max_tokens=max_tokens, messages=asked, **options))
+
+
+def message_length() -> dict:
+    return short(2)
+
+
+def message_stop() -> dict:
+    return short(100, stop_sequences=["three"])
+
+
+def message_image() -> dict:
+    source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
+    content = [{"type": "text", "text": "What is this"}, {"type": "image", "source": source}]
+    asked = [{"role": "user", "content": content}]
+    return described(api.messages.create(model=args.model, max_tokens=100, messages=asked))
+
+
+def message_stream_dies() -> dict:
+    text = ""
+
+    def read() -> None:
+        nonlocal text
+        asked = [{"role": "user", "content": DYING}]
+        with api.messages.stream(model=args.model, max_tokens=100, messages=asked) as stream:
+            for piece in stream.text_stream:
+                text += piece
+
+    e = refused(anthropic.APIError, read)
+    return {"text": text, "type": e.type}
+
+
 def message_of_old() -> dict:
     """As the SDKs before October 2026 asked: an older version, another header for the key, sampling parameters."""
     headers = {"x-api-key": args.key, "Authorization": anthropic.omit, "anthropic-version": "2023-06-01"}
@@ -184,6 +253,11 @@ SCENARIOS = [
     message_stream_raw,
     message_tools,
     message_tools_stream,
+    message_tools_parallel,
+    message_length,
+    message_stop,
+    message_image,
+    message_stream_dies,
     message_thinking,
     message_of_old,
     count_tokens,

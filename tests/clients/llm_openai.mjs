@@ -5,7 +5,22 @@
 import assert from 'node:assert/strict';
 
 import { load, versionOf } from './installed.mjs';
-import { PROMPT, QUESTION, RESULT, SYSTEM, WEATHER, args, dedup, options, refused, run, wrongKey } from './llm_scenarios.mjs';
+import {
+  DYING,
+  IMAGE,
+  PROMPT,
+  QUESTION,
+  RESULT,
+  RESULTS,
+  SYSTEM,
+  WEATHER,
+  args,
+  dedup,
+  options,
+  refused,
+  run,
+  wrongKey,
+} from './llm_scenarios.mjs';
 
 const { OpenAI } = await load('openai');
 const { zodResponseFormat } = await load('openai/helpers/zod');
@@ -79,6 +94,13 @@ async function roundTrip(ask) {
   };
 }
 
+async function short(more) {
+  const asked = [{ role: 'user', content: 'one two three four' }];
+  const answer = await api.chat.completions.create({ model, messages: asked, ...more });
+  const [choice] = answer.choices;
+  return { text: choice.message.content, finish: choice.finish_reason, usage: chatUsage(answer.usage) };
+}
+
 const error = (e) => ({ error: e.constructor.name, status: e.status, code: e.code, type: e.type });
 
 await run('openai-ts', versionOf('openai'), {
@@ -103,6 +125,55 @@ await run('openai-ts', versionOf('openai'), {
         .stream({ model, messages, tools: chatTools, stream_options: { include_usage: true } })
         .finalChatCompletion(),
     ),
+
+  async chat_tools_parallel() {
+    const asked = [{ role: 'user', content: `${QUESTION} #calls=2` }];
+    const stream = api.chat.completions.stream({ model, messages: asked, tools: chatTools });
+    const [{ message, finish_reason: finish }] = (await stream.finalChatCompletion()).choices;
+    const calls = message.tool_calls;
+    assert.equal(new Set(calls.map(({ id }) => id)).size, 2, 'two calls have two ids');
+    const made = calls.map(({ id, function: { name, arguments: given } }) => ({
+      id,
+      type: 'function',
+      function: { name, arguments: given },
+    }));
+    // In the order of the calls, and both before anything else.
+    const results = calls.map(({ id }, index) => ({ role: 'tool', tool_call_id: id, content: RESULTS[index] }));
+    const messages = [...asked, { role: 'assistant', content: null, tool_calls: made }, ...results];
+    const second = await api.chat.completions.create({ model, messages, tools: chatTools });
+    return {
+      called: calls.map((call) => call.function.name),
+      finish,
+      text: second.choices[0].message.content,
+      usage: chatUsage(second.usage),
+    };
+  },
+
+  chat_length: () => short({ max_completion_tokens: 2 }),
+
+  chat_stop: () => short({ stop: ['three'] }),
+
+  async chat_image() {
+    const image = { type: 'image_url', image_url: { url: `data:image/png;base64,${IMAGE}` } };
+    const content = [{ type: 'text', text: 'What is this' }, image];
+    const answer = await api.chat.completions.create({ model, messages: [{ role: 'user', content }] });
+    return { text: answer.choices[0].message.content, usage: chatUsage(answer.usage) };
+  },
+
+  async chat_stream_dies() {
+    let text = '';
+    const e = await refused(OpenAI.APIError, async () => {
+      const asked = [{ role: 'user', content: DYING }];
+      for await (const chunk of await api.chat.completions.create({ model, messages: asked, stream: true })) {
+        for (const choice of chunk.choices) {
+          text += choice.delta.content ?? '';
+          assert.equal(choice.finish_reason, null, 'what died did not finish');
+        }
+      }
+    });
+    assert.ok(e.message);
+    return { text, type: e.type };
+  },
 
   async chat_parsed() {
     const format = zodResponseFormat(Forecast, 'Forecast');
@@ -185,6 +256,18 @@ await run('openai-ts', versionOf('openai'), {
       gone: gone.status,
       lost: lost.code,
     };
+  },
+
+  async responses_stream_dies() {
+    let text = '';
+    // This SDK throws; the other one hands it on.
+    const e = await refused(OpenAI.APIError, async () => {
+      for await (const event of await api.responses.create({ model, input: DYING, stream: true })) {
+        if (event.type === 'response.output_text.delta') text += event.delta;
+      }
+    });
+    assert.ok(e.message);
+    return { text, code: e.code };
   },
 
   unknown_model: async () =>

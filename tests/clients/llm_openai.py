@@ -9,7 +9,21 @@ import json
 import openai
 from pydantic import BaseModel
 
-from llm_scenarios import LIMIT_S, PROMPT, QUESTION, RESULT, SYSTEM, WEATHER, arguments, check, refused, run
+from llm_scenarios import (
+    DYING,
+    IMAGE,
+    LIMIT_S,
+    PROMPT,
+    QUESTION,
+    RESULT,
+    RESULTS,
+    SYSTEM,
+    WEATHER,
+    arguments,
+    check,
+    refused,
+    run,
+)
 
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROMPT}]
 CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
@@ -130,6 +144,74 @@ def chat_tools_stream() -> dict:
     return {**called(choice), "text": second.choices[0].message.content, "usage": usages}
 
 
+def chat_tools_parallel() -> dict:
+    asked = [{"role": "user", "content": f"{QUESTION} #calls=2"}]
+    with api.chat.completions.stream(model=args.model, messages=asked, tools=[CHAT_TOOL]) as stream:
+        first = stream.get_final_completion().choices[0]
+    calls = first.message.tool_calls
+    check(len({call.id for call in calls}) == 2, f"two calls have two ids: {calls}")
+    made = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": call.function.arguments},
+        }
+        for call in calls
+    ]
+    # In the order of the calls, and both before anything else.
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": result} for call, result in zip(calls, RESULTS)
+    ]
+    then = [*asked, {"role": "assistant", "content": None, "tool_calls": made}, *results]
+    second = api.chat.completions.create(model=args.model, messages=then, tools=[CHAT_TOOL])
+    return {
+        "called": [call.function.name for call in calls],
+        "finish": first.finish_reason,
+        "text": second.choices[0].message.content,
+        "usage": chat_usage(second.usage),
+    }
+
+
+def short(**options) -> dict:
+    answer = api.chat.completions.create(
+        model=args.model, messages=[{"role": "user", "content": "one two three four"}], **options
+    )
+    choice = answer.choices[0]
+    return {"text": choice.message.content, "finish": choice.finish_reason, "usage": chat_usage(answer.usage)}
+
+
+def chat_length() -> dict:
+    return short(max_completion_tokens=2)
+
+
+def chat_stop() -> dict:
+    return short(stop=["three"])
+
+
+def chat_image() -> dict:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}}
+    content = [{"type": "text", "text": "What is this"}, image]
+    answer = api.chat.completions.create(model=args.model, messages=[{"role": "user", "content": content}])
+    return {"text": answer.choices[0].message.content, "usage": chat_usage(answer.usage)}
+
+
+def chat_stream_dies() -> dict:
+    text = ""
+
+    def read() -> None:
+        nonlocal text
+        asked = [{"role": "user", "content": DYING}]
+        with api.chat.completions.create(model=args.model, messages=asked, stream=True) as stream:
+            for chunk in stream:
+                for choice in chunk.choices:
+                    text += choice.delta.content or ""
+                    check(choice.finish_reason is None, "what died did not finish")
+
+    e = refused(openai.APIError, read)
+    check(e.message, f"an error without words: {e!r}")
+    return {"text": text, "type": e.type}
+
+
 def chat_parsed() -> dict:
     question = [{"role": "user", "content": QUESTION}]
     answer = api.chat.completions.parse(model=args.model, messages=question, response_format=Forecast)
@@ -214,6 +296,20 @@ def responses_stored() -> dict:
     }
 
 
+def responses_stream_dies() -> dict:
+    text, ended = "", None
+    with api.responses.create(model=args.model, input=DYING, stream=True) as stream:
+        for event in stream:
+            check(ended is None, f"something came after the error: {event}")
+            if event.type == "response.output_text.delta":
+                text += event.delta
+            elif event.type == "error":
+                # This SDK hands it on; the other one throws.
+                ended = event
+    check(ended is not None and ended.message, "it ended without an error")
+    return {"text": text, "code": ended.code}
+
+
 def error(e) -> dict:
     return {"error": type(e).__name__, "status": e.status_code, "code": e.code, "type": e.type}
 
@@ -244,13 +340,19 @@ SCENARIOS = [
     chat_stream_usage,
     chat_tools,
     chat_tools_stream,
+    chat_tools_parallel,
     chat_parsed,
+    chat_length,
+    chat_stop,
+    chat_image,
+    chat_stream_dies,
     embeddings,
     models,
     responses_plain,
     responses_stream,
     responses_tools,
     responses_stored,
+    responses_stream_dies,
     unknown_model,
     bad_key,
 ]

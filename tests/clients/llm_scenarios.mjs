@@ -11,6 +11,10 @@ export const SYSTEM = 'Answer in one sentence.';
 export const PROMPT = 'Say hello to the world #cached=8 #reasoning=3';
 export const QUESTION = 'Weather in Rome';
 export const RESULT = 'sunny, 24 degrees';
+export const RESULTS = ['sunny', 'rainy'];
+export const DYING = 'One two three four #dies_after=3';
+// A pixel.
+export const IMAGE = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==';
 export const WEATHER = {
   type: 'object',
   properties: { city: { type: 'string' }, days: { type: 'integer' } },

@@ -15,6 +15,10 @@ SYSTEM = "Answer in one sentence."
 PROMPT = "Say hello to the world #cached=8 #reasoning=3"
 QUESTION = "Weather in Rome"
 RESULT = "sunny, 24 degrees"
+RESULTS = ["sunny", "rainy"]
+DYING = "One two three four #dies_after=3"
+# A pixel.
+IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},

@@ -53,6 +53,16 @@ async fn openai_s_sdks_are_content_with_the_provider_for_tests() {
         "chat_stream_usage": {"text": PROMPT, "finish": "stop", "usage": [usage]},
         "chat_tools": chat_tools,
         "chat_tools_stream": chat_tools,
+        "chat_tools_parallel": {
+            "called": ["weather", "weather"],
+            "finish": "tool_calls",
+            "text": "sunny rainy",
+            "usage": openai_usage(4 + 20 + 2 * 10 + 2, 2, 0, 0)
+        },
+        "chat_length": {"text": "one two", "finish": "length", "usage": openai_usage(4, 2, 0, 0)},
+        "chat_stop": {"text": "one two ", "finish": "stop", "usage": openai_usage(4, 2, 0, 0)},
+        "chat_image": {"text": "What is this", "usage": openai_usage(3 + 100, 3, 0, 0)},
+        "chat_stream_dies": {"text": "One two three ", "type": "server_error"},
         "chat_parsed": {"parsed": forecast, "usage": openai_usage(3, 3, 0, 0)},
         "embeddings": {"dimensions": [8, 8], "usage": 5},
         "models": {"models": ["gpt-fake", "gpt-fake-large", "embed-fake"], "retrieved": "gpt-fake"},
@@ -66,6 +76,7 @@ async fn openai_s_sdks_are_content_with_the_provider_for_tests() {
             "gone": 404,
             "lost": "previous_response_not_found"
         },
+        "responses_stream_dies": {"text": "One two three ", "code": "server_error"},
         "unknown_model": {
             "error": "NotFoundError", "status": 404, "code": "model_not_found", "type": "invalid_request_error"
         },
@@ -75,17 +86,19 @@ async fn openai_s_sdks_are_content_with_the_provider_for_tests() {
     });
     all(&found, &expected);
 
-    // Both languages paid alike. A stream without usage is paid for as well, and so are both encodings.
-    let (mut chat, responses) = (sum(&found, "chat_"), sum(&found, "responses_"));
-    chat.requests += 1;
-    add(&mut chat, &usage);
+    // Both languages paid alike, and for what had no usage too: a stream that did not ask for it, the first half of a
+    // round trip, what died on the way, both encodings.
+    let (mut chat, mut responses) = (sum(&found, "chat_"), sum(&found, "responses_"));
+    let (first_half, died) = (openai_usage(4 + 20, 2 * 10, 0, 0), openai_usage(5, 5, 0, 0));
+    [&usage, &first_half, &died].into_iter().for_each(|usage| add(&mut chat, usage));
+    add(&mut responses, &died);
     assert_eq!(server.charged(Endpoint::ChatCompletions, "gpt-fake"), twice(chat));
     assert_eq!(server.charged(Endpoint::Responses, "gpt-fake"), twice(responses));
     let embeddings = Charged { requests: 2, input: 2 * 5, ..Charged::default() };
     assert_eq!(server.charged(Endpoint::Embeddings, "embed-fake"), twice(embeddings));
     assert_eq!(server.bill().len(), 3);
-    // The scenarios keep what they do not clean up: one of a stream, two of tools.
-    assert_eq!(server.stored_responses().len(), 2 * 3);
+    // The scenarios keep what they do not clean up: two of streams, two of tools.
+    assert_eq!(server.stored_responses().len(), 2 * 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,6 +130,16 @@ async fn anthropic_s_sdks_are_content_with_the_provider_for_tests() {
         "message_stream_raw": {"events": events},
         "message_tools": tools,
         "message_tools_stream": tools,
+        "message_tools_parallel": {
+            "called": ["weather", "weather"],
+            "stop": "tool_use",
+            "text": "sunny rainy",
+            "usage": anthropic_usage(4 + 20 + 2 * 10 + 2, 2, 0)
+        },
+        "message_length": {"text": "one two", "stop": "max_tokens", "usage": anthropic_usage(4, 2, 0)},
+        "message_stop": {"text": "one two ", "stop": "stop_sequence", "usage": anthropic_usage(4, 2, 0)},
+        "message_image": {"text": "What is this", "stop": "end_turn", "usage": anthropic_usage(3 + 100, 3, 0)},
+        "message_stream_dies": {"text": "One two three ", "type": "overloaded_error"},
         "message_thinking": {
             "thinking": "hm hm hm hm", "text": "sunny, 24 degrees", "usage": anthropic_usage(4 + 20, 10 + 4, 0)
         },
@@ -129,7 +152,7 @@ async fn anthropic_s_sdks_are_content_with_the_provider_for_tests() {
     all(&found, &expected);
 
     let charged = server.charged(Endpoint::Messages, "claude-fake");
-    assert_eq!((charged.requests, charged.reasoning), (2 * (1 + 1 + 1 + 2 + 2 + 2 + 1), 2 * 4));
+    assert_eq!((charged.requests, charged.reasoning), (2 * (3 + 3 * 2 + 4 + 2 + 1), 2 * 4));
     assert_eq!(server.charged(Endpoint::CountTokens, "claude-fake").requests, 2);
     assert_eq!(server.bill().len(), 2);
 
@@ -160,16 +183,14 @@ fn sum(found: &Found, prefix: &str) -> Charged {
             Value::Array(usages) => usages.clone(),
             one => vec![one.clone()],
         };
-        for usage in usages {
-            sum.requests += 1;
-            add(&mut sum, &usage);
-        }
+        usages.iter().filter(|usage| !usage.is_null()).for_each(|usage| add(&mut sum, usage));
     }
     sum
 }
 
 fn add(sum: &mut Charged, usage: &Value) {
     let number = |name: &str| usage[name].as_u64().unwrap();
+    sum.requests += 1;
     sum.input += number("input");
     sum.output += number("output");
     sum.cached += number("cached");
