@@ -12,6 +12,7 @@
 
 mod budgets;
 mod crashes;
+mod repeated;
 
 use std::collections::BTreeMap;
 

@@ -201,6 +201,8 @@ pub struct Gateway {
     pub drain_timeout: Duration,
     /// Bound of the upstream phase of one request.
     pub upstream_timeout: Duration,
+    /// For how long a request is known by its idempotency key; longer than any call.
+    pub idempotency_ttl: Duration,
     /// What signs and verifies service JWTs; `None` turns everything off that needs them.
     pub service_jwt: Option<ServiceJwt>,
     /// The credential of operators; `None` turns `/admin` off.
@@ -404,6 +406,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
     let key_ttl = reader.seconds(&table::KEY_TTL_S);
     let drain_timeout = reader.seconds(&table::DRAIN_TIMEOUT_S);
     let upstream_timeout = reader.seconds(&table::UPSTREAM_TIMEOUT_S);
+    let idempotency_ttl = idempotency_ttl(reader, upstream_timeout, drain_timeout);
     let service_jwt = service_jwt(reader);
     let admin_token = reader.optional(&table::ADMIN_TOKEN, AdminToken::parse);
     let oauth = oauth::oauth(reader);
@@ -422,6 +425,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         key_ttl: key_ttl?,
         drain_timeout: drain_timeout?,
         upstream_timeout: upstream_timeout?,
+        idempotency_ttl: idempotency_ttl?,
         service_jwt,
         admin_token,
         oauth,
@@ -432,6 +436,26 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         usage_queue: usage_queue?,
         spool_dir: None,
     })
+}
+
+/// No call outlives its key (DESIGN §12.7): its end would be written under a key that another call may have by then.
+fn idempotency_ttl(
+    reader: &mut Reader<'_>,
+    upstream: Option<Duration>,
+    drain: Option<Duration>,
+) -> Option<Duration> {
+    let ttl = reader.seconds(&table::IDEMPOTENCY_TTL_S)?;
+    let longest = upstream? + drain?;
+    if ttl <= longest {
+        let (upstream, drain) = (table::UPSTREAM_TIMEOUT_S.name, table::DRAIN_TIMEOUT_S.name);
+        let reason = format!(
+            "{} s is not longer than {upstream} and {drain} together, {} s: a call would outlive its key",
+            ttl.as_secs(),
+            longest.as_secs()
+        );
+        reader.conflict(&table::IDEMPOTENCY_TTL_S, reason);
+    }
+    Some(ttl)
 }
 
 fn peer(reader: &mut Reader<'_>, gateway: Option<&Gateway>) -> Option<Peer> {

@@ -530,6 +530,17 @@ variables! {
         used_by: GATEWAY,
     }
 
+    /// How long a request is known by its idempotency key, counted from its answer: one that is sent again under it is
+    /// answered again, and not made again. Longer than `OBOL_UPSTREAM_TIMEOUT_S` and `OBOL_DRAIN_TIMEOUT_S` together, so
+    /// that no call outlives its key.
+    IDEMPOTENCY_TTL_S {
+        default: Unset::Value("900"),
+        shape: Shape::Seconds { min: 1, max: 86_400 },
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
     /// The time between `SIGTERM` and the end of the process: what is in flight may finish, what is left is aborted.
     /// Give the supervisor a little more (Kubernetes: `terminationGracePeriodSeconds`). The exit code is 0 when
     /// everything finished and 75 when something was aborted.

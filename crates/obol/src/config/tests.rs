@@ -168,6 +168,24 @@ fn one_service_jwt_key_at_most() {
 }
 
 #[test]
+fn no_call_outlives_its_idempotency_key() {
+    let ttl = |ttl: &'static str| {
+        Loaded::run(&env([
+            ("OBOL_UPSTREAM_TIMEOUT_S", "100"),
+            ("OBOL_DRAIN_TIMEOUT_S", "20"),
+            ("OBOL_IDEMPOTENCY_TTL_S", ttl),
+        ]))
+    };
+    assert_eq!(ttl("121").unwrap().config.gateway.idempotency_ttl, Duration::from_secs(121));
+    let problems = ttl("120").unwrap_err().to_string();
+    assert!(
+        problems.contains("OBOL_IDEMPOTENCY_TTL_S: 120 s is not longer than OBOL_UPSTREAM_TIMEOUT_S and"),
+        "{problems}"
+    );
+    assert_eq!(Loaded::run(&env([("OBOL_UPSTREAM_TIMEOUT_S", "-5")])).unwrap_err().iter().count(), 1);
+}
+
+#[test]
 fn one_port_needs_one_address_that_is_known() {
     let one_port = |listen, admin| {
         let env = Environment::new([("OBOL_LISTEN", listen), ("OBOL_ADMIN_LISTEN", admin)]);
