@@ -66,7 +66,9 @@ pub(crate) fn message(denied: &Denied, worst: NanoUsd) -> String {
         ),
         Denied::Concurrency => "too many calls are under way at once".to_owned(),
         Denied::Repeated(repeated) => idempotency::message(repeated).to_owned(),
-        Denied::QueueFull | Denied::Stopping => "usage cannot be recorded right now".to_owned(),
+        Denied::QueueFull | Denied::StreamFull | Denied::Stopping => {
+            "usage cannot be recorded right now".to_owned()
+        }
         Denied::Ledger(_) => "what may be spent cannot be told right now".to_owned(),
     }
 }
@@ -80,7 +82,7 @@ pub(crate) fn retry_after_s(denied: &Denied) -> Option<u64> {
 /// For the log of the gateway: what an operator has to mend, not what a caller used up.
 pub(crate) fn log(denied: &Denied) {
     match denied {
-        Denied::QueueFull | Denied::Stopping | Denied::Ledger(_) => {
+        Denied::QueueFull | Denied::StreamFull | Denied::Stopping | Denied::Ledger(_) => {
             tracing::warn!(error = %denied, "call refused, it could not be metered");
         }
         _ => tracing::debug!(reason = %denied, "call refused"),

@@ -175,6 +175,9 @@ pub enum Denied {
     /// As many calls as the queue holds are open or wait for the flusher.
     #[error("the usage queue is full")]
     QueueFull,
+    /// As many events of the workspace as there may be wait to be collected.
+    #[error("too many usage events wait to be collected")]
+    StreamFull,
     /// The flusher drains and takes nothing new.
     #[error("the usage queue is closed")]
     Stopping,
@@ -213,7 +216,7 @@ impl Denied {
             Self::NeverFits { .. } | Self::TooManyTokens { .. } => Kind::InvalidRequest,
             Self::Repeated(Repeated::OtherRequest) => Kind::Unprocessable,
             Self::Repeated(_) => Kind::Conflict,
-            Self::QueueFull | Self::Ledger(_) => Kind::Unavailable,
+            Self::QueueFull | Self::StreamFull | Self::Ledger(_) => Kind::Unavailable,
             Self::Stopping => Kind::Stopping,
         }
     }
@@ -232,6 +235,7 @@ impl Denied {
             Self::Repeated(Repeated::OtherRequest) => "idempotency_key_reused",
             Self::Repeated(Repeated::OutcomeUnknown) => "idempotency_outcome_unknown",
             Self::Repeated(Repeated::NotReplayable) => "idempotency_not_replayable",
+            Self::StreamFull => "usage_stream_full",
             Self::Ledger(_) => "ledger_unavailable",
         }
     }
@@ -247,6 +251,7 @@ impl Denied {
             Self::Rate { reset, .. } => Some(*reset),
             Self::Concurrency
             | Self::QueueFull
+            | Self::StreamFull
             | Self::Stopping
             | Self::Repeated(Repeated::InFlight)
             | Self::Ledger(_) => Some(Duration::from_secs(1)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
-use obol_model::{EventId, EventPart, NanoUsd, RequestId, UsageEvent, WorkspaceId};
+use obol_model::{EventId, EventPart, NanoUsd, RequestId, UsageEvent, WorkspaceId, metric};
 use obol_redis::{Redis, RedisError, Script, ScriptCall};
 use parking_lot::Mutex;
 
@@ -19,8 +19,8 @@ use crate::windows::{MINUTE, Windows, minute};
 
 pub use self::seed::{LedgerSeeds, LostLedger, Seeded, Spent, Whose};
 
-/// About as many events as the stream of a workspace keeps: some 400 MB of Redis memory in the worst case, and more than a
-/// day without a consumer at ten calls a second.
+/// As many events may wait in the stream of a workspace: some 400 MB of Redis memory in the worst case, and more than a day
+/// without a consumer at ten calls a second.
 const MAX_LEN: usize = 1_000_000;
 /// For how long it is known that a call was closed, so that a flight that is repeated closes nothing twice.
 pub(crate) const CLOSED: Duration = Duration::from_mins(15);
@@ -36,9 +36,9 @@ const MOST_COUNTERS: usize = 100_000;
 /// Counters, reservations and usage events in the Redis that all replicas share (DESIGN §5): all of a workspace's in one
 /// slot, changed by one script at a time.
 ///
-/// The streams `usage:{WS}` hold one entry per event, with the event as JSON in the field `event`. They are bounded:
-/// beyond their length the oldest entries are trimmed, read or not, so consumers must not stay away for longer than it
-/// takes to fill them.
+/// The streams `usage:{WS}` hold one entry per event, with the event as JSON in the field `event`. They are bounded. One that
+/// has a consumer group is trimmed by its consumers alone, and when it is full no call is admitted, so that nothing is
+/// forgotten that somebody is to read. Of one that has none the oldest entries are trimmed.
 #[derive(Debug)]
 pub struct RedisLedger {
     redis: Redis,
@@ -46,6 +46,8 @@ pub struct RedisLedger {
     top_up: Script,
     close: Script,
     max_len: usize,
+    /// Those whose stream was full when it was looked at last; empty as a rule.
+    full: Mutex<HashSet<WorkspaceId>>,
     /// Those of which the index knows.
     indexed: Mutex<HashSet<WorkspaceId>>,
     /// Instead of Redis's clock.
@@ -61,12 +63,14 @@ impl RedisLedger {
             top_up: Script::new("ledger_top_up_v1", include_str!("scripts/ledger_top_up_v1.lua")),
             close: Script::new("ledger_close_v1", include_str!("scripts/ledger_close_v1.lua")),
             max_len: MAX_LEN,
+            full: Mutex::default(),
             indexed: Mutex::default(),
             now: None,
         }
     }
 
-    /// Keeps at least `max_len` events per workspace, and not many more.
+    /// Admits nothing when so many events of a workspace wait to be read; keeps at least as many when nobody reads them, and
+    /// not many more.
     #[must_use]
     pub fn with_max_len(self, max_len: usize) -> Self {
         Self { max_len, ..self }
@@ -77,6 +81,24 @@ impl RedisLedger {
     #[must_use]
     pub fn with_clock(self, now: fn() -> Timestamp) -> Self {
         Self { now: Some(now), ..self }
+    }
+
+    /// Says once that a stream is full, and once that it is not any more.
+    fn tell(&self, workspace_id: &WorkspaceId, is_full: bool) {
+        let mut full = self.full.lock();
+        if is_full {
+            metrics::counter!(metric::USAGE_STREAM_FULL).increment(1);
+            if full.insert(workspace_id.clone()) {
+                tracing::error!(
+                    workspace = %workspace_id,
+                    most = self.max_len,
+                    help = "let `obol control` collect usage, look at its store, and for groups that do not acknowledge",
+                    "the usage stream is full, calls are refused"
+                );
+            }
+        } else if !full.is_empty() && full.remove(workspace_id) {
+            tracing::info!(workspace = %workspace_id, "the usage stream has room again");
+        }
     }
 
     /// A cold extra flight, once for each workspace and process.
@@ -281,6 +303,7 @@ fn denied(reservation: &Reservation, amount: NanoUsd, answer: &[String]) -> Deni
         ["repeated", "unknown"] => Some(Repeated::OutcomeUnknown.into()),
         ["repeated", "unrecorded"] => Some(Repeated::NotReplayable.into()),
         ["busy"] => Some(Denied::Concurrency),
+        ["full"] => Some(Denied::StreamFull),
         ["lost"] => Some(LedgerError::Lost.into()),
         ["clock"] => Some(LedgerError::Clock.into()),
         ["closed"] => Some(LedgerError::Closed.into()),
@@ -345,6 +368,7 @@ impl Ledger for RedisLedger {
         let keys = Keys(&reservation.workspace_id);
         let mut names =
             vec![keys.meta(), keys.reservation(reservation.request_id), keys.open(), keys.under_way()];
+        names.push(keys.usage());
         names.extend(keys.rates(reservation));
         let Reservation { lines, limits, amount, tokens, asked_at, life, .. } = reservation;
         let keyed = reservation.idempotency.as_ref();
@@ -362,6 +386,7 @@ impl Ledger for RedisLedger {
             head(event)?,
             keyed.map(|keyed| hex(&keyed.idempotency.fingerprint).into_bytes()).unwrap_or_default(),
             keyed.map(|keyed| number(keyed.life.as_millis())).unwrap_or_default(),
+            number(self.max_len),
         ];
         for line in lines {
             let windows = Windows::around(line.window, *asked_at);
@@ -377,7 +402,9 @@ impl Ledger for RedisLedger {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
         let answer: Vec<Vec<u8>> = self.redis.run(&self.reserve, &names, &args).await.map_err(unavailable)?;
-        admission(reservation, &answer)
+        let admitted = admission(reservation, &answer);
+        self.tell(&reservation.workspace_id, matches!(admitted, Err(Denied::StreamFull)));
+        admitted
     }
 
     async fn top_up(

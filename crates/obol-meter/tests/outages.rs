@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use obol_meter::{Flusher, Ledger, Meter, MeterOptions, RedisLedger, UsageGuard, meter};
-use obol_model::{EventId, Outcome, ReplicaId, Secret, SystemClock, UsageEvent};
+use obol_meter::{Denied, Flusher, Ledger, Meter, MeterOptions, RedisLedger, UsageGuard, meter};
+use obol_model::{EventId, Kind, Outcome, ReplicaId, Secret, SystemClock, UsageEvent};
 use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
 use obol_testkit::redis::RedisServer;
@@ -123,7 +123,7 @@ async fn an_abandoned_drain_says_what_was_left_open() {
 }
 
 #[tokio::test]
-async fn a_stream_is_bounded_and_forgets_the_oldest_first() {
+async fn a_stream_that_nobody_reads_is_bounded_and_forgets_the_oldest_first() {
     let server = RedisServer::start().await;
     let ledger = ledger(&server, Duration::from_millis(800)).await.with_max_len(200);
     let (meter, flusher) = metered(Arc::new(ledger));
@@ -145,4 +145,46 @@ async fn a_stream_is_bounded_and_forgets_the_oldest_first() {
     // The bound is met to within one of the stream's nodes.
     assert!((200..400).contains(&kept.len()), "{}", kept.len());
     assert_eq!(kept, order[order.len() - kept.len()..], "the newest, in order");
+}
+
+#[tokio::test]
+async fn a_stream_that_somebody_reads_forgets_nothing_and_admits_nobody_when_it_is_full() {
+    const MOST: usize = 50;
+    let server = RedisServer::start().await;
+    let _: String = server.query(&["XGROUP", "CREATE", "usage:{acme}", "readers", "0", "MKSTREAM"]).await;
+    let ledger = ledger(&server, Duration::from_millis(800)).await.with_max_len(MOST);
+    let (meter, flusher) = metered(Arc::new(ledger));
+    let shutdown = CancellationToken::new();
+    let run = flusher.run(shutdown.clone(), CancellationToken::new());
+    let waiting = async || server.query::<usize>(&["XLEN", "usage:{acme}"]).await;
+    let scenario = async {
+        let under_way = admit(&meter, 10).await;
+        let mut all = finish(admit(&meter, MOST - 1).await);
+        eventually(SOON, || async { waiting().await == MOST - 1 }).await;
+        all.extend(finish(admit(&meter, 1).await));
+        eventually(SOON, || async { waiting().await == MOST }).await;
+        let denied = meter.admit(tool(1), free()).await.unwrap_err();
+        assert_eq!(denied, Denied::StreamFull);
+        assert_eq!((denied.code(), denied.kind()), ("usage_stream_full", Kind::Unavailable));
+        assert_eq!(denied.reset(), Some(Duration::from_secs(1)));
+        let open: usize = server.query(&["ZCARD", "ledger:{acme}:open"]).await;
+        assert_eq!(open, 10, "nothing was set aside");
+        // What was admitted before is written all the same.
+        all.extend(finish(under_way));
+        eventually(SOON, || async { waiting().await == MOST + 10 }).await;
+        assert_eq!(ids(&written(&server).await), all, "nothing was forgotten");
+        // Whoever reads makes room.
+        let _: i64 = server.query(&["XTRIM", "usage:{acme}", "MAXLEN", "20"]).await;
+        finish(admit(&meter, 1).await);
+        eventually(SOON, || async { waiting().await == 21 }).await;
+        finish(admit(&meter, MOST).await);
+        eventually(SOON, || async { waiting().await == MOST + 21 }).await;
+        assert_eq!(meter.admit(tool(1), free()).await.unwrap_err(), Denied::StreamFull);
+        // Nobody reads it any more.
+        let _: i64 = server.query(&["XGROUP", "DESTROY", "usage:{acme}", "readers"]).await;
+        finish(admit(&meter, 1).await);
+        shutdown.cancel();
+    };
+    let (report, ()) = tokio::join!(run, scenario);
+    assert_eq!((report.written, report.lost), (10 + 50 + 1 + 50 + 1, 0));
 }

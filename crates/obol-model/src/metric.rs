@@ -69,6 +69,8 @@ pub const USAGE_LOST: &str = "obol_usage_lost_events_total";
 pub const USAGE_SPOOLED: &str = "obol_usage_spooled_events_total";
 /// Lines of the spool that could not be settled and were set aside. Alarm on any.
 pub const USAGE_SET_ASIDE: &str = "obol_usage_set_aside_total";
+/// Calls that were refused since too many usage events of their workspace wait to be collected. Alarm on any.
+pub const USAGE_STREAM_FULL: &str = "obol_usage_stream_full_total";
 /// Reservations of dead or stuck calls that this replica booked.
 pub const USAGE_ORPHANED: &str = "obol_usage_orphaned_total";
 /// Tasks that run, by `class`.

@@ -52,7 +52,7 @@ pub(crate) async fn run(config: Run, env: Environment) -> Result<u8, Failure> {
         service,
         publications,
         feed: source,
-        ledger: Arc::new(RedisLedger::new(redis.clone())),
+        ledger: Arc::new(RedisLedger::new(redis.clone()).with_max_len(config.usage_stream_max.get())),
         owners: Arc::new(Leases(Registry::new(redis.clone()))),
         catalogue: Arc::new(RedisCatalogue::new(redis.clone())),
         registry: Some(Registry::new(redis.clone())),

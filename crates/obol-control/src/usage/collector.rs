@@ -24,7 +24,7 @@ const CLAIM: Duration = Duration::from_secs(15);
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How many batches of one workspace are read before the others have their turn.
 const ROUNDS: usize = 20;
-/// From this length on a stream is remarkable: the gateways trim at ten times as much.
+/// From this length on a stream is remarkable: the gateways refuse calls at ten times as much, unless told otherwise.
 const LONG: u64 = 100_000;
 
 /// Brings usage events from the streams of all workspaces into a store (DESIGN §12.5).
@@ -280,7 +280,7 @@ impl UsageCollector {
             tracing::warn!(
                 workspace = %workspace,
                 count = left,
-                help = "the oldest are lost at 1,000,000: look at the usage store, and for groups that do not acknowledge",
+                help = "calls are refused at OBOL_USAGE_STREAM_MAX: look at the usage store, and for groups that do not acknowledge",
                 "many usage events wait in redis"
             );
         }

@@ -6,7 +6,7 @@
 --       has one.
 -- ARGV  1 member of the open ones, 2 how: "settle", "orphan" (by whoever found it) or "void" (the call was never made),
 --       3 cost, 4 tokens, 5 the event and 6 the correction of an orphaned one, each up to its cost,
---       7 how long in ms it is known that it was closed, 8 the same for an orphaned one, 9 the stream's length,
+--       7 how long in ms it is known that it was closed, 8 the same for an orphaned one, 9 how long a stream may be that nobody reads,
 --       10 what becomes of the idempotency key: '' for a call that has none, "forgotten", "answered", "unknown" or
 --       "unrecorded", 11 for how long in ms it is known ('' for as long as it would be anyway), 12 the fingerprint of the
 --       request, 13 status, 14 content type and 15 body of its answer,
@@ -27,7 +27,11 @@ end
 local record = ARGV[10] ~= '' and KEYS[#KEYS]
 local last = record and #KEYS - 1 or #KEYS
 local function append(event)
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[9], '*', 'event', event)
+  redis.call('XADD', KEYS[4], '*', 'event', event)
+  -- What somebody reads is trimmed behind what they have acknowledged, by them.
+  if redis.call('XLEN', KEYS[4]) > tonumber(ARGV[9]) and #redis.call('XINFO', 'GROUPS', KEYS[4]) == 0 then
+    redis.call('XTRIM', KEYS[4], 'MAXLEN', '~', ARGV[9])
+  end
 end
 -- The event names what was set aside in the end, which a top-up may have raised since it was written.
 local function write(event, by, spent)

@@ -1,17 +1,18 @@
 -- Admits a call, or says why not: all budgets and limits or none. A refusal writes nothing.
 --
 -- KEYS  1 meta, 2 the reservation, 3 open reservations, 4 calls under way,
---       5-7 the rate in the previous, this and the next minute, then three for each budget: its previous, current and
+--       5 the usage stream, 6-8 the rate in the previous, this and the next minute, then three for each budget: its previous, current and
 --       next window. The clock of Redis chooses; replicas' clocks only name the windows. Last of all what is known of
 --       the call's idempotency key, if it has one.
 -- ARGV  1 member of the open ones ("owner id"), 2 now in ms ('' asks Redis), 3 ms until the reservation is overdue,
 --       4 who, 5 most calls at once, 6 most requests and 7 most tokens in a minute ('' for no limit), 8 tokens,
 --       9 the start of this minute, 10 amount, 11 the event if nobody settles, up to its cost,
 --       12 the fingerprint of the request if it has an idempotency key and 13 for how long in ms that is known,
+--       14 how many entries the stream may have when somebody reads it,
 --       then six for each budget: limit, the starts of its previous, current and next window, the end of the next,
 --       and how long a counter is kept after its window; the starts are '' for a budget without windows.
 -- Gives {"ok", chosen windows, requests left, tokens left, ms to the next minute}, {"budget", position, left, ms to its
---       next window, what of it is set aside}, {"rate", what, left, ms}, {"busy"}, {"lost"}, {"clock"}, {"closed"}, and
+--       next window, what of it is set aside}, {"rate", what, left, ms}, {"busy"}, {"full"}, {"lost"}, {"clock"}, {"closed"}, and
 --       of an idempotency key that is known {"answered", status, content type, body}, {"repeated", "open" or "unknown" or
 --       "unrecorded" or "other" (request)}.
 local now = tonumber(ARGV[2])
@@ -20,7 +21,7 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 local record = ARGV[12] ~= '' and KEYS[#KEYS]
-local budgets = math.floor((#KEYS - 7) / 3)
+local budgets = math.floor((#KEYS - 8) / 3)
 if budgets > 0 and redis.call('EXISTS', KEYS[1]) == 0 then
   return {'lost'}
 end
@@ -49,6 +50,13 @@ if record then
   end
 end
 
+-- Somebody reads the stream and has not read all of this: it is not forgotten for the sake of more. One that nobody reads is
+-- trimmed by whoever writes to it.
+local waiting = redis.pcall('XLEN', KEYS[5])
+if type(waiting) == 'number' and waiting >= tonumber(ARGV[14]) and #redis.call('XINFO', 'GROUPS', KEYS[5]) > 0 then
+  return {'full'}
+end
+
 -- What is of another type ends the script here, before anything is written.
 redis.call('ZCARD', KEYS[3])
 redis.call('HLEN', KEYS[4])
@@ -56,7 +64,7 @@ local who, tokens, amount = ARGV[4], tonumber(ARGV[8]), tonumber(ARGV[10])
 if ARGV[5] ~= '' and tonumber(redis.call('HGET', KEYS[4], who) or '0') >= tonumber(ARGV[5]) then
   return {'busy'}
 end
-local rate_key = KEYS[6 + late]
+local rate_key = KEYS[7 + late]
 local rate = redis.call('HMGET', rate_key, 'requests', 'tokens')
 local requests_left, tokens_left = '', ''
 if ARGV[6] ~= '' then
@@ -75,7 +83,7 @@ if ARGV[7] ~= '' then
 end
 local windows, counters = text(1 + late), {}
 for i = 1, budgets do
-  local arg, key = 13 + (i - 1) * 6, 7 + (i - 1) * 3
+  local arg, key = 14 + (i - 1) * 6, 8 + (i - 1) * 3
   local chosen, ends = 1, nil
   if ARGV[arg + 2] ~= '' then
     local previous, current = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])

@@ -254,6 +254,8 @@ pub struct Run {
     pub credential_keys: KeyRing,
     /// Control's internal API, with a path that ends in `/`; `None` never asks. With it there is a service JWT key.
     pub control_url: Option<Url>,
+    /// The most usage events of a workspace that wait in Redis.
+    pub usage_stream_max: NonZeroUsize,
 }
 
 /// What `obol dev` runs with.
@@ -301,6 +303,7 @@ impl Loaded<Run> {
         let spool_dir = reader.optional(&table::SPOOL_DIR, |text| Ok(PathBuf::from(text)));
         let gateway = gateway.map(|gateway| Gateway { peer, spool_dir, ..gateway });
         let control_url = reader.optional(&table::CONTROL_URL, value::base_url);
+        let usage_stream_max = reader.count(&table::USAGE_STREAM_MAX);
         let signs = reader.is_set(&table::SERVICE_JWT_SECRET) || reader.is_set(&table::SERVICE_JWT_KEY_FILE);
         if control_url.is_some() && !signs {
             let (secret, file) = (table::SERVICE_JWT_SECRET.name, table::SERVICE_JWT_KEY_FILE.name);
@@ -314,6 +317,7 @@ impl Loaded<Run> {
                 redis_ca,
                 credential_keys: credential_keys?,
                 control_url,
+                usage_stream_max: usage_stream_max?,
             })
         })();
         Self::finish(reader, config)

@@ -592,6 +592,17 @@ variables! {
         used_by: GATEWAY,
     }
 
+    /// How many usage events of a workspace may wait in Redis for whoever collects them. When there are as many, its calls are
+    /// refused with `503` rather than forgotten. A stream that nobody reads (it has no consumer group, since no control ever
+    /// ran) refuses nothing and keeps about as many, the newest.
+    USAGE_STREAM_MAX {
+        default: Unset::Value("1000000"),
+        shape: Shape::Count { min: 1, max: 100_000_000 },
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: &[Run],
+    }
+
     /// Where a replica leaves usage that Redis has not taken by the end of its drain, one file each; the next replica that
     /// starts with the directory settles it. The directory has to exist and outlive the process; several replicas may
     /// share it. Not set, such calls are booked by another replica, at the most that they could cost.
