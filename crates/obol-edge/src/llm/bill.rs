@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use obol_llm::{Account, Endpoint, LlmError, LlmRequest, Route, Usage};
-use obol_meter::{Attempt, Denied, UsageGuard};
+use obol_meter::{Attempt, Denied, Recorder, StoredAnswer, UsageGuard};
 use obol_model::{Causes, Clock, NanoUsd, Outcome, Principal, Tokens, WorkspaceId};
 use obol_session::{Binding, Bindings};
 use tokio::time::Instant;
@@ -29,6 +29,8 @@ pub(super) struct Bill {
     began: (Timestamp, Instant),
     used: Usage,
     binder: Option<Binder>,
+    /// What a stream says, for a caller that may ask again.
+    recorder: Option<Recorder>,
 }
 
 /// Notes whose an answer is that the provider keeps.
@@ -77,6 +79,7 @@ impl Bill {
         binder: Option<Binder>,
     ) -> Self {
         Self {
+            recorder: request.is_stream().then(|| guard.recorder()).flatten(),
             guard: Some(guard),
             request,
             began: (clock.now(), Instant::now()),
@@ -87,6 +90,13 @@ impl Bill {
             served: None,
             used: Usage::default(),
             binder,
+        }
+    }
+
+    /// Keeps a whole answer for whoever sends the request again under its idempotency key.
+    pub(super) fn remember(&mut self, answer: StoredAnswer) {
+        if let Some(guard) = &mut self.guard {
+            guard.remember(answer);
         }
     }
 
@@ -169,10 +179,18 @@ impl Account for Bill {
         self.used = usage;
     }
 
-    fn relayed(&mut self, _: &Bytes) {}
+    fn relayed(&mut self, bytes: &Bytes) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(bytes);
+        }
+    }
 
     fn close(mut self, outcome: Outcome) {
-        let Some(guard) = self.settle(Some(outcome)) else { return };
+        let recorder = self.recorder.take().filter(|_| outcome == Outcome::Ok);
+        let Some(mut guard) = self.settle(Some(outcome)) else { return };
+        if let Some(recorder) = recorder {
+            guard.remember_recorded(recorder, 200, "text/event-stream");
+        }
         if self.request.endpoint() == Endpoint::CountTokens {
             // Nobody bills for it; it was admitted for the rates alone.
             guard.cancel();

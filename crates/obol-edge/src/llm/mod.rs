@@ -24,7 +24,7 @@ use obol_authz::{Action, Context, Decision, Era, PriceClass, Request as Question
 use obol_llm::{
     Account as _, Answer, AnswerBody, Api, Endpoint, Llm, LlmRequest, Route, model_object, models_list,
 };
-use obol_meter::{Meter, Price, Standing, UsageGuard};
+use obol_meter::{Denied, Idempotency, Meter, Price, Repeated, Standing, Start, StoredAnswer, UsageGuard};
 use obol_model::snapshot::{Model, Target};
 use obol_model::{Clock, Kind, ModelCall, ModelName, Outcome, UsageKind};
 use obol_session::Bindings;
@@ -36,6 +36,7 @@ use crate::audit;
 use crate::failure;
 use crate::front::{Admitted, Front};
 use crate::gateway::GatewayParts;
+use crate::idempotency;
 use crate::stamp::Stamp;
 use crate::toll;
 
@@ -168,6 +169,7 @@ impl LlmSurface {
         body: Body,
     ) -> Result<Response, Refused> {
         let body = self.front.body(body).await?;
+        let key = idempotency::of(&head.headers, endpoint.path(), &body)?;
         let request = Arc::new(LlmRequest::parse(endpoint, body)?.received(&head.headers, self.clock.now()));
         let record = |resource: Resource<'_>, decision: &Decision| {
             audit::decided(admitted, None, endpoint.path(), Action::InvokeModel, resource, decision);
@@ -195,7 +197,10 @@ impl LlmSurface {
         }
         let input = request.most_input().saturating_add(before);
         let most = Most { input, output: output.unwrap_or_default() };
-        let (guard, standing) = self.admit(endpoint, admitted, name, &routes, most).await?;
+        let (guard, standing) = match self.admit(&request, admitted, name, &routes, most, key).await? {
+            Admission::Fresh(guard, standing) => (*guard, standing),
+            Admission::Answered(answer) => return Ok(idempotency::replay(answer)),
+        };
         let limits = Limited::of(admitted, standing);
         let binder = request.stores_response().then(|| Binder {
             bindings: self.bindings.clone(),
@@ -214,12 +219,14 @@ impl LlmSurface {
     /// Sets aside what the first target may cost; a dearer one that is tried later tops that up.
     async fn admit(
         &self,
-        endpoint: Endpoint,
+        request: &LlmRequest,
         admitted: &Admitted,
         name: &ModelName,
         routes: &[Arc<Route>],
         most: Most,
-    ) -> Result<(UsageGuard, Standing), Refused> {
+        key: Option<Idempotency>,
+    ) -> Result<Admission, Refused> {
+        let endpoint = request.endpoint();
         let first = routes.first();
         let worst = first.map(|route| most.cost(route)).unwrap_or_default();
         let price = first.map(|route| route.target.price.clone()).unwrap_or_default();
@@ -235,10 +242,21 @@ impl LlmSurface {
             Endpoint::CountTokens => Default::default(),
             _ => (worst, most.tokens()),
         };
-        let start = toll::start(admitted, kind, Price::Tokens(price));
+        let start = Start { idempotency: key, ..toll::start(admitted, kind, Price::Tokens(price)) };
         let terms = toll::terms(admitted, Some(name), worst, tokens);
-        self.meter.admit(start, terms).await.map_err(|denied| Refused::denied(&denied, worst))
+        match self.meter.admit(start, terms).await {
+            Ok((guard, standing)) => Ok(Admission::Fresh(Box::new(guard), standing)),
+            Err(Denied::Repeated(Repeated::Answered(answer))) => Ok(Admission::Answered(answer)),
+            Err(denied) => Err(Refused::denied(&denied, worst)),
+        }
     }
+}
+
+/// What came of asking for admission.
+enum Admission {
+    Fresh(Box<UsageGuard>, Standing),
+    /// The request was answered before, under the same idempotency key.
+    Answered(StoredAnswer),
 }
 
 /// The model that the caller calls `name`. One that does not exist and one that may not be invoked have one answer.
@@ -310,7 +328,11 @@ fn relay(answer: Answer<Bill>) -> Response {
         head = head.header("x-obol-target", value);
     }
     let response = match answer.body {
-        AnswerBody::Full { bytes, account, .. } => {
+        AnswerBody::Full { bytes, mut account, .. } => {
+            if answer.status.is_success() {
+                let (status, content_type) = (answer.status.as_u16(), "application/json".to_owned());
+                account.remember(StoredAnswer { status, content_type, body: bytes.clone() });
+            }
             account.close(if answer.status.is_success() { Outcome::Ok } else { Outcome::Error });
             head.header(header::CACHE_CONTROL, "no-store").body(Body::from(bytes))
         }

@@ -82,7 +82,7 @@ impl From<Refusal> for Refused {
 
 impl From<LlmError> for Refused {
     fn from(e: LlmError) -> Self {
-        let retry_after_s = e.retry_after().map(|after| toll::seconds(after));
+        let retry_after_s = e.retry_after().map(toll::seconds);
         Self {
             param: e.param().map(str::to_owned),
             retry_after_s,
