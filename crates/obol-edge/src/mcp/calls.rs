@@ -447,10 +447,13 @@ fn is_not_found(error: &str) -> bool {
 /// Whether the upstream may have executed the call all the same.
 fn may_have_acted(error: &CallError) -> bool {
     match error {
-        CallError::Unavailable { .. } | CallError::Full | CallError::Stopping => false,
-        // It asked the upstream for something else, or answered that it does not take the call.
-        CallError::Interrupted | CallError::Refused { .. } => false,
         CallError::Status { status } => *status >= 500,
+        // Not sent, or what was refused or broke is not the call itself.
+        CallError::Unavailable { .. }
+        | CallError::Full
+        | CallError::Stopping
+        | CallError::Interrupted
+        | CallError::Refused { .. } => false,
         CallError::Timeout | CallError::OutcomeUnknown | CallError::Protocol { .. } | CallError::TooLarge => {
             true
         }
