@@ -247,14 +247,14 @@ await run('openai-ts', versionOf('openai'), {
     for await (const item of api.responses.inputItems.list(first.id)) items.push(item.content[0].text);
     await api.responses.delete(first.id);
     const gone = await refused(OpenAI.NotFoundError, () => api.responses.retrieve(first.id));
-    const lost = await refused(OpenAI.BadRequestError, () => api.responses.create(onwards));
+    const lost = await refused(OpenAI.APIError, () => api.responses.create(onwards));
     await api.responses.delete(second.id);
     return {
       text: second.output_text,
       usage: [usageOf(first.usage), usageOf(second.usage)],
       items,
       gone: gone.status,
-      lost: lost.code,
+      lost: [lost.status, lost.code],
     };
   },
 

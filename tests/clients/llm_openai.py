@@ -283,7 +283,7 @@ def responses_stored() -> dict:
     api.responses.delete(first.id)
     gone = refused(openai.NotFoundError, lambda: api.responses.retrieve(first.id))
     lost = refused(
-        openai.BadRequestError,
+        openai.APIStatusError,
         lambda: api.responses.create(model=args.model, input="go on", previous_response_id=first.id),
     )
     api.responses.delete(second.id)
@@ -292,7 +292,7 @@ def responses_stored() -> dict:
         "usage": [usage_of(first.usage), usage_of(second.usage)],
         "items": items,
         "gone": gone.status_code,
-        "lost": lost.code,
+        "lost": [lost.status_code, lost.code],
     }
 
 

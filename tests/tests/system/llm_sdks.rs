@@ -74,7 +74,7 @@ async fn openai_s_sdks_are_content_with_the_provider_for_tests() {
             "usage": [openai_usage(4, 4, 0, 0), openai_usage(4 + 4 + 2, 2, 0, 0)],
             "items": ["My name is Ada"],
             "gone": 404,
-            "lost": "previous_response_not_found"
+            "lost": [400, "previous_response_not_found"]
         },
         "responses_stream_dies": {"text": "One two three ", "code": "server_error"},
         "unknown_model": {
@@ -90,7 +90,9 @@ async fn openai_s_sdks_are_content_with_the_provider_for_tests() {
     // round trip, what died on the way, both encodings.
     let (mut chat, mut responses) = (sum(&found, "chat_"), sum(&found, "responses_"));
     let (first_half, died) = (openai_usage(4 + 20, 2 * 10, 0, 0), openai_usage(5, 5, 0, 0));
-    [&usage, &first_half, &died].into_iter().for_each(|usage| add(&mut chat, usage));
+    for usage in [&usage, &first_half, &died] {
+        add(&mut chat, usage);
+    }
     add(&mut responses, &died);
     assert_eq!(server.charged(Endpoint::ChatCompletions, "gpt-fake"), twice(chat));
     assert_eq!(server.charged(Endpoint::Responses, "gpt-fake"), twice(responses));
@@ -183,7 +185,9 @@ fn sum(found: &Found, prefix: &str) -> Charged {
             Value::Array(usages) => usages.clone(),
             one => vec![one.clone()],
         };
-        usages.iter().filter(|usage| !usage.is_null()).for_each(|usage| add(&mut sum, usage));
+        for usage in usages.iter().filter(|usage| !usage.is_null()) {
+            add(&mut sum, usage);
+        }
     }
     sum
 }
