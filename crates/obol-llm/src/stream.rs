@@ -376,3 +376,223 @@ impl fmt::Debug for Relay {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use obol_model::TokenPrice;
+    use obol_model::snapshot::{Provider, ProviderKind, Target};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::usage::Usage;
+
+    /// How the events of a stream are written.
+    #[derive(Debug, Clone, Copy)]
+    struct Writing {
+        line: &'static str,
+        bom: bool,
+        /// Each value of an event is on as many `data` lines as JSON allows.
+        many_lines: bool,
+        comments: bool,
+    }
+
+    fn writings() -> impl Strategy<Value = Writing> {
+        (prop_oneof![Just("\n"), Just("\r\n"), Just("\r")], any::<[bool; 3]>())
+            .prop_map(|(line, [bom, many_lines, comments])| Writing { line, bom, many_lines, comments })
+    }
+
+    /// The stream of a provider that speaks `endpoint`, with the usage that it tells of.
+    fn written(endpoint: Endpoint, how: Writing, words: &[String]) -> Vec<u8> {
+        let quoted = |word: &String| serde_json::to_string(word).unwrap();
+        let mut events: Vec<(&str, String)> = Vec::new();
+        match endpoint {
+            Endpoint::Messages => {
+                events.push(("message_start", r#"{"type":"message_start","message":{"id":"m","model":"c","usage":{"input_tokens":10,"cache_read_input_tokens":8,"output_tokens":1}}}"#.into()));
+                events.push((
+                    "content_block_start",
+                    r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#
+                        .into(),
+                ));
+                events.extend(words.iter().map(|word| ("content_block_delta", format!(r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":{}}}}}"#, quoted(word)))));
+                events.push(("content_block_stop", r#"{"type":"content_block_stop","index":0}"#.into()));
+                events.push(("message_delta", r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":15}}"#.into()));
+                events.push(("message_stop", r#"{"type":"message_stop"}"#.into()));
+            }
+            Endpoint::Responses => {
+                events.push((
+                    "response.created",
+                    r#"{"type":"response.created","response":{"id":"resp_1","usage":null}}"#.into(),
+                ));
+                events.extend(words.iter().map(|word| {
+                    (
+                        "response.output_text.delta",
+                        format!(r#"{{"type":"response.output_text.delta","delta":{}}}"#, quoted(word)),
+                    )
+                }));
+                events.push(("response.completed", r#"{"type":"response.completed","response":{"id":"resp_1","usage":{"input_tokens":18,"input_tokens_details":{"cached_tokens":8},"output_tokens":15}}}"#.into()));
+            }
+            _ => {
+                events.push(("", r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#.into()));
+                events.extend(words.iter().map(|word| ("", format!(r#"{{"id":"c","choices":[{{"index":0,"delta":{{"content":{}}},"finish_reason":null}}]}}"#, quoted(word)))));
+                events.push((
+                    "",
+                    r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#.into(),
+                ));
+                events.push(("", r#"{"id":"c","choices":[],"usage":{"prompt_tokens":18,"completion_tokens":15,"prompt_tokens_details":{"cached_tokens":8}}}"#.into()));
+                events.push(("", "[DONE]".into()));
+            }
+        }
+        let mut out = if how.bom { "\u{feff}".to_owned() } else { String::new() };
+        for (name, data) in events {
+            if how.comments {
+                out += &format!(": alive{0}{0}", how.line);
+            }
+            if !name.is_empty() {
+                out += &format!("event: {name}{}", how.line);
+            }
+            // A line may end between two members.
+            let data =
+                if how.many_lines { data.replace(",\"", &format!(",{}data: \"", how.line)) } else { data };
+            out += &format!("data: {data}{0}{0}", how.line);
+        }
+        out.into_bytes()
+    }
+
+    /// What a caller of `asked` gets of those pieces from a provider that speaks `spoken`, and what is charged.
+    fn relayed(
+        asked: Endpoint,
+        spoken: Endpoint,
+        pieces: &[&[u8]],
+        hide_usage: bool,
+    ) -> (Vec<u8>, Usage, bool) {
+        let body = match asked {
+            Endpoint::Messages => r#"{"model":"pub","max_tokens":9,"stream":true,"messages":[]}"#,
+            _ => r#"{"model":"pub","stream":true}"#,
+        };
+        let request = Arc::new(LlmRequest::parse(asked, Bytes::from(body)).unwrap());
+        let provider = Provider {
+            kind: ProviderKind::Openai,
+            base_url: "http://localhost/v1".parse().unwrap(),
+            auth: None,
+            allow_private: true,
+        };
+        let target = Target {
+            provider: "p".parse().unwrap(),
+            model: "m".into(),
+            price: TokenPrice::default(),
+            stream_usage: true,
+            weight: None,
+        };
+        let translator = match (asked, spoken) {
+            (Endpoint::ChatCompletions, Endpoint::Messages) => {
+                Some(Translator::ToChat(MessagesToChatStream::new(&request.labels(), true)))
+            }
+            (Endpoint::Messages, Endpoint::ChatCompletions) => {
+                Some(Translator::ToMessages(Box::new(ChatToMessagesStream::new(&request.labels()))))
+            }
+            _ => None,
+        };
+        let mut relay = Relay {
+            route: Arc::new(Route::new("w", target, &provider, None, None)),
+            request,
+            upstream: None,
+            splitter: Splitter::new(2 << 20),
+            view: View::new(spoken, hide_usage),
+            translator,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            limits: StreamLimits {
+                idle: Duration::from_secs(1),
+                deadline: Instant::now() + Duration::from_secs(60),
+                max_event: 2 << 20,
+            },
+            usage_due: None,
+            ended: false,
+            warned: false,
+        };
+        let mut out = Vec::new();
+        for piece in pieces {
+            relay.splitter.push(Bytes::copy_from_slice(piece));
+            while let Some(run) = relay.take().unwrap() {
+                out.extend_from_slice(&run);
+            }
+        }
+        out.extend_from_slice(&relay.tail().unwrap());
+        out.extend(relay.close(&Cut::End).unwrap_or_default());
+        (out, relay.usage(), relay.is_complete())
+    }
+
+    const WAYS: [(Endpoint, Endpoint); 5] = [
+        (Endpoint::ChatCompletions, Endpoint::ChatCompletions),
+        (Endpoint::Messages, Endpoint::Messages),
+        (Endpoint::Responses, Endpoint::Responses),
+        (Endpoint::ChatCompletions, Endpoint::Messages),
+        (Endpoint::Messages, Endpoint::ChatCompletions),
+    ];
+
+    fn right(usage: &Usage) -> bool {
+        let tokens = usage.tokens;
+        !usage.estimated && (tokens.input, tokens.cached_input, tokens.completion()) == (10, 8, 15)
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_is_cut_at_any_byte_relays_the_same_bytes_and_the_same_usage() {
+        let words = ["one".to_owned(), " \"two\"\n".to_owned(), "drei \u{1f980}".to_owned()];
+        for (line, odd) in [("\n", false), ("\r\n", true), ("\r", true)] {
+            for (asked, spoken) in WAYS {
+                let how = Writing { line, bom: odd, many_lines: odd, comments: true };
+                let text = written(spoken, how, &words);
+                let (whole, usage, complete) = relayed(asked, spoken, &[&text], false);
+                assert!(right(&usage) && complete, "{asked:?} of {spoken:?}: {usage:?}");
+                assert!(asked != spoken || whole == text, "{asked:?}");
+                for at in 0..=text.len() {
+                    let (head, tail) = text.split_at(at);
+                    let cut = relayed(asked, spoken, &[head, tail], false);
+                    assert!(
+                        cut == (whole.clone(), usage, complete),
+                        "{asked:?} of {spoken:?}, {line:?} cut at {at}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_of_a_megabyte_passes() {
+        let long = ["x".repeat(1 << 20)];
+        for (asked, spoken) in WAYS {
+            let how = Writing { line: "\n", bom: false, many_lines: false, comments: false };
+            let text = written(spoken, how, &long);
+            let pieces: Vec<&[u8]> = text.chunks(64 << 10).collect();
+            let (whole, usage, _) = relayed(asked, spoken, &pieces, false);
+            assert!(right(&usage), "{asked:?} of {spoken:?}");
+            assert!(String::from_utf8(whole).unwrap().contains(&long[0]));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_any_writing_relays_the_same(
+            way in 0..WAYS.len(),
+            how in writings(),
+            words in prop::collection::vec(".{0,40}", 1..6),
+            cuts in prop::collection::vec(0_usize..4000, 0..30),
+            hide_usage in any::<bool>(),
+        ) {
+            let (asked, spoken) = WAYS[way];
+            let hide_usage = hide_usage && asked == spoken;
+            let text = written(spoken, how, &words);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut % (text.len() + 1)).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(async {
+                let whole = relayed(asked, spoken, &[&text], hide_usage);
+                prop_assert!(right(&whole.1), "{:?}", whole.1);
+                prop_assert!(relayed(asked, spoken, &pieces, hide_usage) == whole);
+                Ok(())
+            })?;
+        }
+    }
+}

@@ -212,9 +212,10 @@ impl MessagesToChatStream {
 
     fn translate(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), AnswerError> {
         let Some(data) = sse::data(event) else {
-            // A comment: a sign of life in both dialects.
+            // A comment: a sign of life in both dialects. Its last line feed may still be on its way.
             if event.starts_with(b":") {
-                out.extend_from_slice(event);
+                out.extend_from_slice(event.trim_ascii_end());
+                out.extend_from_slice(b"\n\n");
             }
             return Ok(());
         };
