@@ -11,8 +11,10 @@
 )]
 
 mod budgets;
+mod changes;
 mod crashes;
 mod repeated;
+mod stores;
 
 use std::collections::BTreeMap;
 
@@ -49,6 +51,12 @@ async fn counters(cluster: &Cluster) -> BTreeMap<String, (i64, i64)> {
 /// What the events of requests and their corrections say, in nano-USD.
 fn total(events: &[Value]) -> i64 {
     events.iter().map(|event| event["cost"].as_i64().unwrap()).sum()
+}
+
+/// How often what takes long is done; `OBOL_TEST_ROUNDS` says so for a long run, whose tests need more time than nextest
+/// gives them: `OBOL_TEST_ROUNDS=20 cargo test -p obol-tests --test money -- NAME`.
+fn rounds(usual: usize) -> usize {
+    std::env::var("OBOL_TEST_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(usual)
 }
 
 /// As options and YAML want it.
