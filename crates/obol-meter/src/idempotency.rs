@@ -179,6 +179,16 @@ impl Fate {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn answered(body: &'static [u8]) -> Self {
+        let answer =
+            StoredAnswer { status: 200, content_type: String::new(), body: Bytes::from_static(body) };
+        match Room::new(body.len(), body.len()).keep(answer) {
+            Memory::Answer(answer) => Self::Answered(answer),
+            Memory::Untold | Memory::Unrecorded | Memory::Unknown => Self::Unrecorded,
+        }
+    }
+
     /// The word for it in the ledger.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {

@@ -208,6 +208,28 @@ mod tests {
     }
 
     #[test]
+    fn of_an_answer_that_was_to_be_given_again_it_is_known_that_it_is_gone() {
+        let mut closing = Kept::read(GOLDEN.as_bytes()).unwrap().closing();
+        let idempotency = Idempotency { key: [1; 32], fingerprint: [2; 32] };
+        closing.reservation.idempotency = Some(Keyed { idempotency, life: Duration::from_mins(15) });
+        for (fate, kept) in [
+            (Fate::Forgotten, "forgotten"),
+            (Fate::Unknown, "unknown"),
+            (Fate::Unrecorded, "unrecorded"),
+            (Fate::answered(b"{}"), "unrecorded"),
+        ] {
+            closing.settled.as_mut().unwrap().fate = Some(fate);
+            let line = serde_json::to_vec(&Kept::new(closing.clone(), Timestamp::UNIX_EPOCH, false)).unwrap();
+            let again = Kept::read(&line).unwrap().closing();
+            assert_eq!(again.reservation.idempotency, closing.reservation.idempotency);
+            assert_eq!(again.settled.unwrap().fate.unwrap().as_str(), kept);
+        }
+        closing.settled = None;
+        let never = Kept::new(closing, Timestamp::UNIX_EPOCH, false).closing();
+        assert!(never.reservation.idempotency.is_some(), "its key is given back");
+    }
+
+    #[test]
     fn lines_that_are_none_say_why() {
         assert_eq!(
             Kept::read(GOLDEN.replace(r#""version":1"#, r#""version":2"#).as_bytes()).unwrap_err(),

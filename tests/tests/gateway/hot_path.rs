@@ -43,7 +43,14 @@ async fn a_warm_tool_call_takes_one_flight() {
         }
         world.mcp.stall(Stall::UntilReleased);
         let before = world.mcp.calls("echo");
-        let call = client.call("fake__echo", "{}");
+        // With an idempotency key it takes no other.
+        let key = if number % 2 == 0 {
+            format!(r#","_meta":{{"io.obol/idempotency-key":"k-{number}"}}"#)
+        } else {
+            String::new()
+        };
+        let params = format!(r#"{{"name":"fake__echo","arguments":{{}}{key}}}"#);
+        let call = client.rpc("tools/call", &params);
         let watch = async {
             world.mcp.wait_until(|counts| counts.calls("echo") > before).await;
             let flights = proxy.commands();

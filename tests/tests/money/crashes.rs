@@ -44,7 +44,7 @@ async fn calls_of_a_killed_replica_are_booked_once_each_and_the_ledger_agrees() 
         tokio::join!(
             join_all((0..EACH).map(|n| {
                 let call = message(&n.to_string(), "tools/call", r#"{"name":"fake__echo","arguments":{}}"#);
-                Reply::try_of(doomed.post(call))
+                Reply::try_of(doomed.post(call).header("idempotency-key", n))
             })),
             join_all((0..EACH).map(|_| complete(""))),
             join_all((0..EACH).map(|_| complete(r#","stream":true"#))),
@@ -78,10 +78,18 @@ async fn calls_of_a_killed_replica_are_booked_once_each_and_the_ledger_agrees() 
     }
     let under_way: Vec<String> = cluster.redis().query(&["HKEYS", "ledger:{acme}:under-way"]).await;
     assert!(under_way.is_empty(), "{under_way:?}");
-    // The others go on.
+    // The others go on; what was in flight is not made again under its key.
     world.llm.release();
     world.mcp.release();
-    client.at(&cluster.public_url(1)).call("fake__echo", "{}").await.result();
+    let alive = client.at(&cluster.public_url(1));
+    alive.call("fake__echo", "{}").await.result();
+    let before = world.mcp.calls("echo");
+    for key in 0..EACH {
+        let call = message("1", "tools/call", r#"{"name":"fake__echo","arguments":{}}"#);
+        let again = Reply::of(alive.post(call).header("idempotency-key", key)).await;
+        assert_eq!(again.error()["data"]["code"], "idempotency_outcome_unknown");
+    }
+    assert_eq!(world.mcp.calls("echo"), before);
 }
 
 /// C073: clients leave at every point of a stream; each call is one event, nothing stays set aside, and the provider is

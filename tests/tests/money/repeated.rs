@@ -144,9 +144,12 @@ async fn what_was_not_made_may_be_sent_again() {
     assert!(
         call(&a, "k", "1", r#"{"name":"fake__nowhere","arguments":{}}"#).await.json().get("error").is_some()
     );
+    world.mcp.set_status("tools/call", 429, "");
+    assert_eq!(again(&a, "k", "1", ECHO).await.error()["data"]["code"], "status");
+    world.mcp.unset("tools/call");
     world.mcp.refuse().await;
     world.mcp.drop_connections().await;
-    let refused = call(&a, "k", "1", ECHO).await;
+    let refused = again(&a, "k", "1", ECHO).await;
     assert_eq!(refused.error()["data"]["code"], "unavailable", "{refused:?}");
     world.mcp.accept().await;
     let made = eventually(SOON, || async {
@@ -186,7 +189,10 @@ async fn a_call_whose_client_left_is_answered_to_who_asks_again() {
     world.mcp.release();
     world.mcp.cut_after_executing(1);
     assert_eq!(call(&a, "d", "4", ECHO).await.error()["data"]["code"], "outcome_unknown");
-    for key in ["c", "d"] {
+    world.mcp.set_status("tools/call", 503, "");
+    assert_eq!(call(&a, "e", "4", ECHO).await.error()["data"]["code"], "status");
+    world.mcp.unset("tools/call");
+    for key in ["c", "d", "e"] {
         let unknown = refusal(&again(&b, key, "5", ECHO).await);
         assert_eq!(unknown, (-31_409, "idempotency_outcome_unknown".into(), Value::Null), "{key}");
     }
