@@ -14,7 +14,8 @@ use url::Url;
 use crate::failure::Refusal;
 
 const ALLOWED_METHODS: &str = "GET, POST, DELETE, OPTIONS";
-const EXPOSED: &str = "Mcp-Session-Id, WWW-Authenticate, Retry-After, X-Request-Id, X-Obol-Target";
+const EXPOSED: &str = "Mcp-Session-Id, WWW-Authenticate, Retry-After, X-Request-Id, X-Obol-Target, \
+                       Idempotent-Replayed";
 /// A browser must be told each header by name; `*` does not cover `Authorization`.
 const ALLOWED: &str = "Authorization, Content-Type, Accept, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, \
                        Mcp-Method, Mcp-Name, X-Api-Key, Idempotency-Key";

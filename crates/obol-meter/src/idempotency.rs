@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use obol_model::{NanoUsd, Outcome, UsageEvent};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -77,38 +77,38 @@ pub enum Repeated {
     NotReplayable,
 }
 
-/// Records the body of an answer while it is relayed; see [`crate::UsageGuard::recorder`]. It holds the chunks without
-/// copying them, within the bound of one answer and that of all answers of this process; beyond them it holds nothing.
+/// Records the body of an answer while it is relayed; see [`crate::UsageGuard::recorder`]. It holds a copy, since chunks keep
+/// alive whatever they were cut from, within the bound of one answer and that of all answers of this process; beyond
+/// them it holds nothing.
 #[derive(Debug)]
 pub struct Recorder {
     room: Room,
-    size: usize,
     /// `None` beyond the bound.
-    held: Option<(Vec<Bytes>, Vec<OwnedSemaphorePermit>)>,
+    held: Option<(BytesMut, Option<OwnedSemaphorePermit>)>,
 }
 
 impl Recorder {
     pub(crate) fn new(room: Room) -> Self {
-        Self { room, size: 0, held: Some((Vec::new(), Vec::new())) }
+        Self { room, held: Some((BytesMut::new(), None)) }
     }
 
     /// Takes the next chunk as the client gets it.
-    pub fn record(&mut self, chunk: &Bytes) {
-        self.size = self.size.saturating_add(chunk.len());
-        let place = self.room.take(self.size, chunk.len());
-        match (&mut self.held, place) {
-            (Some((chunks, places)), Some(place)) => {
-                chunks.push(chunk.clone());
-                places.push(place);
-            }
-            _ => self.held = None,
+    pub fn record(&mut self, chunk: &[u8]) {
+        let Some((body, place)) = &mut self.held else { return };
+        let Some(more) = self.room.take(body.len().saturating_add(chunk.len()), chunk.len()) else {
+            self.held = None;
+            return;
+        };
+        body.extend_from_slice(chunk);
+        match place {
+            Some(place) => place.merge(more),
+            None => *place = Some(more),
         }
     }
 
     /// All of it, once the last chunk is there; `None` beyond the bound.
     pub(crate) fn finish(self) -> Option<Bytes> {
-        let (chunks, _places) = self.held?;
-        Some(chunks.concat().into())
+        self.held.map(|(body, _)| body.freeze())
     }
 }
 

@@ -36,7 +36,8 @@ pub struct MeterOptions {
     pub idempotency_life: Duration,
     /// The largest body of an answer that is kept to be given again, in bytes.
     pub most_answer: usize,
-    /// Bytes of answers that wait to be kept, all together. What is beyond is not kept.
+    /// Bytes of answers that are recorded or wait to be kept, all together; with a ledger in memory, also of those that are
+    /// kept. What is beyond is not kept.
     pub most_answers: usize,
 }
 
