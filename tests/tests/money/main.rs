@@ -10,9 +10,11 @@
     reason = "these are tests"
 )]
 
+mod binding;
 mod budgets;
 mod changes;
 mod crashes;
+mod kills;
 mod repeated;
 mod stores;
 
