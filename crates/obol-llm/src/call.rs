@@ -102,7 +102,11 @@ impl Call<'_> {
         let asked = request.endpoint();
         let model = &route.target.model;
         if asked.api() == route.api() {
-            let ask_for_usage = request.is_stream() && route.target.stream_usage && !request.asks_for_usage();
+            // Other dialects tell it unasked.
+            let ask_for_usage = asked == Endpoint::ChatCompletions
+                && request.is_stream()
+                && route.target.stream_usage
+                && !request.asks_for_usage();
             let body = request.body_for(model, ask_for_usage, route.most_output());
             return Ok(Outgoing { spoken: asked, body, hide_usage: ask_for_usage, include_usage: true });
         }

@@ -60,8 +60,8 @@ const DIALECT_HEADERS: [(&str, Api); 3] =
     [(ANTHROPIC_VERSION, Api::Anthropic), (ANTHROPIC_BETA, Api::Anthropic), ("openai-beta", Api::OpenAi)];
 const ANTHROPIC_VERSION: &str = "anthropic-version";
 const ANTHROPIC_BETA: &str = "anthropic-beta";
-/// What is sent where the client names none: the only one that there is.
-const LATEST_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
+/// What is sent where the client names none: the one that every provider of this kind knows, whose meaning never changes.
+const FIRST_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// How long the client lets an answer become.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl LlmRequest {
     /// The headers for a provider of the same API.
     pub(crate) fn headers_for(&self, api: Api) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
         let version = (api == Api::Anthropic && !self.headers.contains_key(ANTHROPIC_VERSION))
-            .then(|| (HeaderName::from_static(ANTHROPIC_VERSION), LATEST_VERSION));
+            .then(|| (HeaderName::from_static(ANTHROPIC_VERSION), FIRST_VERSION));
         let own = self.headers.iter().filter(move |(name, _)| {
             DIALECT_HEADERS.iter().any(|(known, of)| name.as_str() == *known && *of == api)
         });

@@ -92,6 +92,7 @@ async fn a_stream_of_messages_is_relayed_as_it_is_and_its_usage_read() {
     let asked = request_of(Endpoint::Messages, MESSAGES_STREAM);
     let (answer, told) = call(&llm(), &asked, &[&claude(&fake, "a")]).await;
     assert_eq!(rest(&mut stream(answer.unwrap())).await, events.concat());
+    assert_eq!(fake.last_body().unwrap(), MESSAGES_STREAM.replace("\"pub\"", "\"a-model\""));
     let end = told.end();
     assert_eq!((end.estimated, end.complete), (false, true));
     assert_eq!(end.tokens, Tokens { input: 10, cached_input: 8, output: 4, ..Tokens::default() });
@@ -176,6 +177,8 @@ async fn responses_are_relayed_with_their_id_and_their_usage() {
     let asked = request_of(Endpoint::Responses, r#"{"model":"pub","stream":true,"input":"hi"}"#);
     fake.reply(Reply::events([CREATED, ITEM, TEXT, COMPLETED]));
     let (answer, told) = call(&llm(), &asked, &[&upstream]).await;
+    let expected_body = r#"{"model":"a-model","max_output_tokens":99,"stream":true,"input":"hi"}"#;
+    assert_eq!(fake.last_body().unwrap(), expected_body);
     assert_eq!(told.heard().answered, Some(("a".into(), Some("resp_1".into()))));
     assert_eq!(rest(&mut stream(answer.unwrap())).await, [CREATED, ITEM, TEXT, COMPLETED].concat());
     let end = told.end();

@@ -159,6 +159,23 @@ fn a_failed_tool_says_so_in_words() {
 }
 
 #[test]
+fn an_answer_of_a_schema_is_asked_for_in_both_dialects() {
+    let schema = r#"{"type": "object",  "properties": {"n": {"type": "number"}}}"#;
+    let named =
+        format!(r#""json_schema":{{"name":"forecast","description":"d","strict":true,"schema":{schema}}}"#);
+    let body = chat_with(&format!(r#","response_format":{{"type":"json_schema",{named}}}"#));
+    let translated = chat_to_messages(body.as_bytes(), &to_messages(false)).unwrap();
+    let config = format!(r#""output_config":{{"format":{{"type":"json_schema","schema":{schema}}}}}"#);
+    assert!(text(&translated).contains(&config), "{}", text(&translated));
+    let body = messages_with(&format!(",{config}"));
+    let translated = messages_to_chat(body.as_bytes(), &TO_CHAT).unwrap();
+    let format = format!(
+        r#""response_format":{{"type":"json_schema","json_schema":{{"name":"answer","schema":{schema},"strict":true}}}}"#
+    );
+    assert!(text(&translated).contains(&format), "{}", text(&translated));
+}
+
+#[test]
 fn null_and_default_members_are_absent() {
     let plain = messages(&chat_with("")).unwrap();
     for more in [
@@ -187,9 +204,9 @@ fn what_the_messages_dialect_cannot_say_is_refused_by_name() {
     let tool = |tool: &str| chat_with(&format!(r#","tools":[{tool}]"#));
     for (body, field, says) in [
         (
-            chat_with(r#","response_format":{"type":"json_schema","json_schema":{}}"#),
-            "response_format",
-            "format",
+            chat_with(r#","response_format":{"type":"json_schema","json_schema":{"schema":{},"x":1}}"#),
+            "response_format.json_schema.x",
+            "not known",
         ),
         (chat_with(r#","response_format":{"type":"json_object"}"#), "response_format", "format"),
         (chat_with(r#","logprobs":true"#), "logprobs", "probabilities"),
@@ -268,7 +285,8 @@ fn what_the_chat_dialect_cannot_say_is_refused_by_name() {
         (messages_with(r#","container":"c""#), "container", "containers"),
         (messages_with(r#","mcp_servers":[{"url":"x"}]"#), "mcp_servers", "MCP"),
         (messages_with(r#","service_tier":"standard_only""#), "service_tier", "tiers"),
-        (messages_with(r#","output_config":{"effort":"low"}"#), "output_config", "efforts"),
+        (messages_with(r#","output_config":{"effort":"low"}"#), "output_config.effort", "efforts"),
+        (messages_with(r#","output_config":{"format":{"type":"xml"}}"#), "output_config.format", "`xml`"),
         (messages_with(r#","unheard_of":0"#), "unheard_of", "not known"),
         (messages_with(r#","metadata":{"x":"y"}"#), "metadata.x", "not known"),
         (messages_with(r#","tool_choice":{"type":"maybe"}"#), "tool_choice.type", "`maybe`"),

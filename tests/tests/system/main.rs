@@ -12,4 +12,5 @@
 
 mod conformance;
 mod llm_sdks;
+mod llm_sdks_gateway;
 mod sdks;

@@ -180,11 +180,9 @@ impl LlmSurface {
         if let Some(id) = request.previous_response() {
             let binding = self.binding(admitted, id).await?;
             // What it goes on from lies with one target alone.
-            routes.retain(|route| stored::is_of(&binding, route));
-            if routes.is_empty() {
-                return Err(stored::not_found(id).about("previous_response_id"));
-            }
-            before = binding.tokens;
+            routes.retain(|route| binding.as_ref().is_some_and(|binding| stored::is_of(binding, route)));
+            let known = binding.filter(|_| !routes.is_empty());
+            before = known.ok_or_else(|| stored::no_previous(id))?.tokens;
         }
         let output = request.most_output(model.max_output)?;
         if endpoint == Endpoint::CountTokens

@@ -43,9 +43,18 @@ pub(super) async fn input_items(
 }
 
 /// One that is not there, one of another caller and one whose target is gone have one answer.
-pub(super) fn not_found(id: &str) -> Refused {
-    let short: String = id.chars().take(128).collect();
-    Refused::new(Kind::NotFound, "response_not_found", format!("Response with id '{short}' not found."))
+fn not_found(id: &str) -> Refused {
+    Refused::new(Kind::NotFound, "response_not_found", format!("Response with id '{}' not found.", short(id)))
+}
+
+/// The same of an answer that a request goes on from.
+pub(super) fn no_previous(id: &str) -> Refused {
+    let message = format!("Previous response with id '{}' not found.", short(id));
+    Refused::new(Kind::NotFound, "previous_response_not_found", message).about("previous_response_id")
+}
+
+fn short(id: &str) -> String {
+    id.chars().take(128).collect()
 }
 
 /// Whether the answer lies with this target.
@@ -64,8 +73,8 @@ fn holder(admitted: &Admitted, binding: &Binding) -> Option<Arc<Route>> {
 }
 
 impl LlmSurface {
-    /// The binding of an answer of the caller's own.
-    pub(super) async fn binding(&self, admitted: &Admitted, id: &str) -> Result<Binding, Refused> {
+    /// The binding of an answer, if it is the caller's own.
+    pub(super) async fn binding(&self, admitted: &Admitted, id: &str) -> Result<Option<Binding>, Refused> {
         let found = self.bindings.find(admitted.identity.workspace_id(), id).await.map_err(|e| {
             tracing::warn!(error = %Causes(&e), "cannot tell whose a stored answer is");
             Refused::new(
@@ -75,7 +84,7 @@ impl LlmSurface {
             )
         })?;
         let principal = admitted.identity.principal().to_string();
-        found.filter(|binding| binding.principal == principal).ok_or_else(|| not_found(id))
+        Ok(found.filter(|binding| binding.principal == principal))
     }
 
     async fn stored(
@@ -88,7 +97,7 @@ impl LlmSurface {
     ) -> Response {
         self.serve(Api::OpenAi, &headers, async |admitted| {
             let id = id.as_deref().map_or("", String::as_str);
-            let binding = self.binding(admitted, id).await?;
+            let binding = self.binding(admitted, id).await?.ok_or_else(|| not_found(id))?;
             let route = holder(admitted, &binding).ok_or_else(|| not_found(id))?;
             let path = ["responses", id].into_iter().chain(below);
             let is_deleted = method == Method::DELETE;

@@ -29,11 +29,6 @@ const REFUSED: &[Refused] = &[
     refused("presence_penalty", &["0", "0.0"], "it has no penalties"),
     refused("prompt_cache_retention", &[r#""in_memory""#], "its caches have other lifetimes"),
     refused("reasoning_effort", &[], "its thinking is set in other terms"),
-    refused(
-        "response_format",
-        &[r#"{"type":"text"}"#],
-        "it has no such format; a tool with that schema can be forced by `tool_choice`",
-    ),
     refused("seed", &[], "it has no seeds"),
     refused("service_tier", &[r#""auto""#], "its tiers are others"),
     refused("store", &["false"], "it stores no answers"),
@@ -83,6 +78,8 @@ struct Request<'a> {
     top_p: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Option<Metadata<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_config: Option<OutputConfig<'a>>,
     #[serde(skip_serializing_if = "is_false")]
     stream: bool,
 }
@@ -92,6 +89,17 @@ struct Request<'a> {
 enum Limit<'a> {
     Asked(&'a RawValue),
     Default(NonZeroU32),
+}
+
+#[derive(Serialize)]
+struct OutputConfig<'a> {
+    format: Format<'a>,
+}
+
+#[derive(Serialize)]
+struct Format<'a> {
+    r#type: &'static str,
+    schema: &'a RawValue,
 }
 
 #[derive(Serialize)]
@@ -153,6 +161,7 @@ pub fn chat_to_messages(body: &[u8], to: &ToMessages<'_>) -> Result<Translated, 
         temperature: temperature(request.take("temperature"), root.member("temperature"))?,
         top_p: request.take("top_p").map(|raw| number(raw, root.member("top_p"))).transpose()?,
         metadata: user(&mut request)?,
+        output_config: format(&mut request)?,
         stream: request
             .take("stream")
             .map(|raw| boolean(raw, root.member("stream")))
@@ -178,6 +187,31 @@ fn limit<'a>(request: &mut Object<'a>, default: NonZeroU32) -> Result<Limit<'a>,
         Some(asked) => Limit::Asked(whole(asked, path)?),
         None => Limit::Default(default),
     })
+}
+
+/// The one format that both dialects have. Its name, its description and whether it is strict are not carried: the
+/// messages dialect has no names for schemas, and is always strict.
+fn format<'a>(request: &mut Object<'a>) -> Result<Option<OutputConfig<'a>>, RequestError> {
+    let path = Path::Member(&Path::Body, "response_format");
+    let Some(raw) = request.take("response_format") else { return Ok(None) };
+    let mut format = Object::of(raw, path)?;
+    match text(format.need("type", path)?, path.member("type"))?.as_ref() {
+        "text" => {
+            format.end(path, TARGET, &[])?;
+            return Ok(None);
+        }
+        "json_schema" => {}
+        other => return Err(path.refused(TARGET, format!("it has no format `{other}`, only `json_schema`"))),
+    }
+    let here = path.member("json_schema");
+    let mut named = Object::of(format.need("json_schema", path)?, here)?;
+    format.end(path, TARGET, &[])?;
+    for label in ["name", "description", "strict"] {
+        named.take(label);
+    }
+    let schema = named.need("schema", here)?;
+    named.end(here, TARGET, &[])?;
+    Ok(Some(OutputConfig { format: Format { r#type: "json_schema", schema } }))
 }
 
 /// Both members name an end user for the detection of abuse, as `user_id` does.

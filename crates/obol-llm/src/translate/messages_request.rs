@@ -19,13 +19,14 @@ const REFUSED: &[Refused] = &[
     refused("context_management", &[], "it does not edit a context"),
     refused("inference_geo", &[], "it has no such setting"),
     refused("mcp_servers", &["[]"], "it calls no MCP servers by itself"),
-    refused("output_config", &["{}"], "its formats and efforts are others"),
     refused("output_format", &[], "its formats are others"),
     refused("service_tier", &[r#""auto""#], "its tiers are others"),
     refused("thinking", &[r#"{"type":"disabled"}"#], "thoughts cannot be carried back"),
     refused("top_k", &[], "it has no such setting"),
 ];
 
+/// Members of `output_config` that are refused.
+const OF_OUTPUT: &[Refused] = &[refused("effort", &[], "its efforts are others")];
 /// Members of blocks and tools that are refused unless they say nothing.
 const OF_BLOCKS: &[Refused] = &[
     refused("caller", &[r#"{"type":"direct"}"#], "only the model calls tools"),
@@ -81,10 +82,25 @@ struct Request<'a> {
     top_p: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<ResponseFormat<'a>>,
     #[serde(skip_serializing_if = "is_false")]
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_options: Option<StreamOptions>,
+}
+
+#[derive(Serialize)]
+struct ResponseFormat<'a> {
+    r#type: &'static str,
+    json_schema: NamedSchema<'a>,
+}
+
+#[derive(Serialize)]
+struct NamedSchema<'a> {
+    name: &'static str,
+    schema: &'a RawValue,
+    strict: bool,
 }
 
 #[derive(Serialize)]
@@ -162,6 +178,7 @@ pub fn messages_to_chat(body: &[u8], to: &ToChat<'_>) -> Result<Translated, Requ
             .transpose()?,
         top_p: request.take("top_p").map(|raw| number(raw, root.member("top_p"))).transpose()?,
         user: user(request.take("metadata"), root.member("metadata"))?,
+        response_format: format(request.take("output_config"), root.member("output_config"))?,
         stream,
         stream_options: (stream && to.stream_usage).then_some(StreamOptions { include_usage: true }),
     };
@@ -176,6 +193,26 @@ fn stop<'a>(raw: Option<&'a RawValue>, path: Path<'_>) -> Result<Vec<&'a RawValu
         literal(stop, path.item(index))?;
     }
     Ok(stops)
+}
+
+/// The one format that both dialects have.
+fn format<'a>(raw: Option<&'a RawValue>, path: Path<'_>) -> Result<Option<ResponseFormat<'a>>, RequestError> {
+    let Some(raw) = raw else { return Ok(None) };
+    let mut config = Object::of(raw, path)?;
+    let format = config.take("format");
+    config.end(path, TARGET, OF_OUTPUT)?;
+    let here = path.member("format");
+    let Some(raw) = format else { return Ok(None) };
+    let mut format = Object::of(raw, here)?;
+    let kind = text(format.need("type", here)?, here.member("type"))?;
+    if kind != "json_schema" {
+        return Err(here.refused(TARGET, format!("it has no format `{kind}` with a schema")));
+    }
+    let schema = format.need("schema", here)?;
+    format.end(here, TARGET, &[])?;
+    // The chat dialect wants a name; nobody reads it. Both are strict.
+    let json_schema = NamedSchema { name: "answer", schema, strict: true };
+    Ok(Some(ResponseFormat { r#type: "json_schema", json_schema }))
 }
 
 fn user<'a>(raw: Option<&'a RawValue>, path: Path<'_>) -> Result<Option<&'a RawValue>, RequestError> {
