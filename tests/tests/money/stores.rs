@@ -226,4 +226,14 @@ async fn what_a_drain_could_not_write_is_settled_by_the_next_start() {
     for (counter, spent) in counters(&world.cluster).await {
         assert_eq!(spent, (super::total(&events), 0), "{counter}");
     }
+
+    // One that could not write there says so at once.
+    let missing = dir.path().join("missing");
+    let free = "127.0.0.1:0";
+    let refused = world.cluster.obol(["run"]).env("OBOL_SPOOL_DIR", missing.to_str().unwrap());
+    let refused = refused.env("OBOL_LISTEN", free).env("OBOL_ADMIN_LISTEN", free).spawn();
+    assert_eq!(refused.wait(SOON).await.code(), Some(1));
+    refused.ended().await.unwrap();
+    let said = refused.lines().join("\n");
+    assert!(said.contains("cannot use the spool directory") && said.contains("missing"), "{said}");
 }
