@@ -6,6 +6,9 @@
 //! abort, a panic. The [`Flusher`] closes calls in batches: one script moves the counters and writes the event, once,
 //! however often a flight is repeated. What a process leaves open when it dies is booked by a [`Sweeper`] of another one.
 //!
+//! A dearer target is called after [`UsageGuard::top_up`]. What a client may send again without its being made again is told
+//! in [`idempotency`].
+//!
 //! INVARIANT, at every admission and for any number of replicas: settled + reserved ≤ limit.
 //!
 //! This crate does not know prices or budgets by itself (the pinned publication tells), and spawns nothing: the composer

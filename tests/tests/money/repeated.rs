@@ -76,6 +76,8 @@ async fn a_tool_call_that_is_sent_again_is_made_once() {
     let in_meta =
         r#"{"name":"fake__echo","arguments":{"text":"one"},"_meta":{"io.obol/idempotency-key":"k-1"}}"#;
     assert_eq!(b.rpc("tools/call", in_meta).await.result()["_meta"][REPLAYED], true);
+    let escaped = in_meta.replace("io.obol/", r"io.obol\/");
+    assert_eq!(b.rpc("tools/call", &escaped).await.result()["_meta"][REPLAYED], true);
     assert_eq!(call(&a, "k-1", "5", in_meta).await.result()["_meta"][REPLAYED], true);
     assert_eq!(call(&a, "k-2", "5", in_meta).await.error()["code"], -32602);
     for bad in [r#""""#, r#""a b""#, "7"] {
