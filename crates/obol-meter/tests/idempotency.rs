@@ -16,11 +16,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 use obol_meter::{
-    Denied, EmbeddedLedger, Idempotency, Ledger, MeterOptions, Repeated, Start, StoredAnswer, Terms,
-    UsageGuard,
+    Denied, EmbeddedLedger, Idempotency, Ledger, MeterOptions, RedisLedger, Repeated, Start, StoredAnswer,
+    Terms, UsageGuard,
 };
-use obol_model::{Kind, Limits, ManualClock, Outcome, Principal, Tokens};
+use obol_model::{Kind, Limits, ManualClock, NanoUsd, Outcome, Principal, Secret, Tokens};
+use obol_redis::{Redis, RedisOptions};
 use obol_testkit::eventually;
+use obol_testkit::redis_cluster::RedisCluster;
 use support::ledgers::{Fixture, Process, terms, total};
 use support::{chat, free, price, tool};
 use tokio_util::sync::CancellationToken;
@@ -368,4 +370,33 @@ async fn an_abandoned_admission_holds_no_key() {
     eventually(Duration::from_secs(10), || async { !fixture.server().keys("idem:*").await.is_empty() }).await;
     process.end().await;
     assert_eq!(fixture.server().keys("idem:*").await, Vec::<String>::new());
+}
+
+/// Everything that a script touches is declared, and lies in one slot.
+#[tokio::test]
+async fn keys_and_top_ups_on_a_cluster() {
+    let cluster = RedisCluster::start().await;
+    let node = cluster.owner("ledger:{acme}:meta").await;
+    node.cli(&["HSET", "ledger:{acme}:meta", "epoch", "1"]).await;
+    let redis = Redis::connect(RedisOptions::new(Secret::new(cluster.url()))).await.unwrap();
+    let ledger: Arc<dyn Ledger> = Arc::new(RedisLedger::new(redis));
+    let options = MeterOptions { call_life: Duration::ZERO, ..MeterOptions::default() };
+    let mut dying = Process::living(ledger.clone(), options);
+    let process = Process::new(ledger.clone());
+    let user = Principal::User { issuer: "https://idp.example/{a}".into(), subject: "{b} c".into() };
+    let start = |key| Start { principal: user.clone(), ..keyed(key, 1) };
+    let mut answered = dying.admit_as(start(1), terms(total(100), 5)).await.unwrap();
+    let swept = dying.admit_as(start(2), terms(total(100), 5)).await.unwrap();
+    let cancelled = dying.admit_as(start(3), terms(total(100), 5)).await.unwrap();
+    answered.top_up(NanoUsd::new(60), 0).await.unwrap();
+    answered.remember(answer("{}"));
+    cancelled.give_back().await;
+    process.admit_as(start(3), free()).await.unwrap().cancel();
+    assert_eq!(process.sweep(false).await, 2);
+    assert_eq!(repeated(process.admit_as(start(2), free()).await), Repeated::OutcomeUnknown);
+    answered.finish(Outcome::Ok);
+    drop(swept);
+    dying.end().await;
+    assert_eq!(repeated(process.admit_as(start(1), free()).await), Repeated::Answered(answer("{}")));
+    assert_eq!(process.audit().await, [("workspace:total".into(), 10, 0)]);
 }
