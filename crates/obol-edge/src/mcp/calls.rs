@@ -21,8 +21,8 @@ use super::inflight::InFlightCall;
 use super::lists::COLD_WAIT;
 use super::resolve::{Resolved, Unresolved};
 use super::session::Ctx;
-use super::toll::{self, Ahead, Toll};
-use super::{Mcp, refuse, session};
+use super::toll::{Ahead, Toll};
+use super::{Mcp, refuse, repeat, session};
 
 /// A request on its way to one upstream.
 struct Forward {
@@ -64,7 +64,7 @@ impl Mcp {
         let guard = match self.admit(&ctx.admitted, &toll, ahead).await {
             Ok(guard) => guard,
             Err(Denied::Repeated(Repeated::Answered(answer))) => {
-                return toll::replay(id, &answer).map(Answer::Now);
+                return repeat::replay(id, &answer).map(Answer::Now);
             }
             Err(denied) => return Err(refuse::denied(&denied, toll.price, ctx.admitted.request_id)),
         };
@@ -295,7 +295,7 @@ impl Mcp {
             None => (Outcome::Partial, None),
             Some(Ok((outcome, bytes))) => {
                 if let Some(guard) = &mut guard {
-                    toll::remember(guard, &bytes);
+                    repeat::remember(guard, &bytes);
                 }
                 (outcome, Some(bytes))
             }

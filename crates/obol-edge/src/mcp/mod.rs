@@ -9,6 +9,7 @@ mod listen;
 mod lists;
 mod negotiate;
 mod refuse;
+mod repeat;
 mod resolve;
 mod session;
 pub(crate) mod spelling;
@@ -188,7 +189,7 @@ impl Mcp {
         {
             return self.initialize(&admitted, view.as_ref(), accept, id, *params).await;
         }
-        let key = match toll::key(Some(headers), view.as_ref(), &message) {
+        let key = match repeat::key(Some(headers), view.as_ref(), &message) {
             Ok(key) => key,
             Err(error) => return answer::message(accept, wire::error_response(id, &error)),
         };
@@ -248,7 +249,7 @@ impl Mcp {
                         Some(wire::error_response(Some(id), &error))
                     }
                     Ok(message) => {
-                        let ahead = match toll::key(None, ctx.view.as_ref(), &message) {
+                        let ahead = match repeat::key(None, ctx.view.as_ref(), &message) {
                             Ok(key) => Ahead::none(key),
                             Err(error) => return Some(wire::error_response(id_of(&message), &error)),
                         };
