@@ -142,6 +142,9 @@ limits: { requests_per_minute: 100000, concurrency: 2 }
     assert_eq!((denied.header("x-should-retry"), denied.header("retry-after")), ("", "1"));
     assert_eq!(refused.json()["error"]["code"], "rate_limit_exceeded", "{refused:?}");
     assert!(refused.header("retry-after").parse::<u64>().unwrap() <= 60);
+    let limit =
+        ["limit", "remaining"].map(|what| refused.header(&format!("x-ratelimit-{what}-requests")).to_owned());
+    assert_eq!(limit, ["1", "0"], "{refused:?}");
 
     // More than the whole budget: waiting does not help.
     let never = world.chat(r#"{"model":"small","n":2,"messages":[]}"#).await;

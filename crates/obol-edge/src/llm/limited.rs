@@ -1,11 +1,12 @@
 use http::{HeaderMap, HeaderValue};
-use obol_meter::Standing;
+use obol_meter::{Denied, Rate, Standing};
 use obol_model::{Limits, NanoUsd};
 
 use crate::front::Admitted;
 use crate::toll;
 
 /// The headers by which SDKs know how much they may still ask for.
+#[derive(Debug)]
 pub(super) struct Limited {
     limits: Limits,
     standing: Standing,
@@ -15,6 +16,16 @@ impl Limited {
     pub(super) fn of(admitted: &Admitted, standing: Standing) -> Self {
         let limits = toll::terms(admitted, None, NanoUsd::ZERO, 0).limits;
         Self { limits, standing }
+    }
+
+    /// The same for a caller that asked for too much.
+    pub(super) fn refused(admitted: &Admitted, denied: &Denied) -> Option<Self> {
+        let Denied::Rate { what, left, reset } = *denied else { return None };
+        let (requests_left, tokens_left) = match what {
+            Rate::Requests => (Some(left), None),
+            Rate::Tokens => (None, Some(left)),
+        };
+        Some(Self::of(admitted, Standing { requests_left, tokens_left, reset }))
     }
 
     pub(super) fn put(&self, headers: &mut HeaderMap) {

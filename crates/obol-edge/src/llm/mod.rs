@@ -245,7 +245,7 @@ impl LlmSurface {
         match self.meter.admit(start, terms).await {
             Ok((guard, standing)) => Ok(Admission::Fresh(Box::new(guard), standing)),
             Err(Denied::Repeated(Repeated::Answered(answer))) => Ok(Admission::Answered(answer)),
-            Err(denied) => Err(Refused::denied(&denied, worst)),
+            Err(denied) => Err(Refused::denied(admitted, &denied, worst)),
         }
     }
 }

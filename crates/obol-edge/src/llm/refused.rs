@@ -4,7 +4,9 @@ use obol_llm::{Api, LlmError};
 use obol_meter::Denied;
 use obol_model::{Kind, NanoUsd};
 
+use super::limited::Limited;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
+use crate::front::Admitted;
 use crate::toll;
 
 /// A refusal, to be told in the dialect of whoever asks (DESIGN §11.4).
@@ -18,6 +20,7 @@ pub(super) struct Refused {
     /// Whether an SDK that tries again by itself would only waste its time.
     is_final: bool,
     challenge: Option<String>,
+    limited: Option<Limited>,
 }
 
 impl Refused {
@@ -31,6 +34,7 @@ impl Refused {
             retry_after_s,
             is_final: false,
             challenge: None,
+            limited: None,
         }
     }
 
@@ -39,12 +43,13 @@ impl Refused {
     }
 
     /// `worst` is what the call could have cost.
-    pub(super) fn denied(denied: &Denied, worst: NanoUsd) -> Self {
+    pub(super) fn denied(admitted: &Admitted, denied: &Denied, worst: NanoUsd) -> Self {
         toll::log(denied);
         let retry_after_s = toll::retry_after_s(denied);
         Self {
             retry_after_s,
             is_final: retry_after_s.is_none(),
+            limited: Limited::refused(admitted, denied),
             ..Self::new(denied.kind(), denied.code(), toll::message(denied, worst))
         }
     }
@@ -66,7 +71,11 @@ impl Refused {
             head = head.header(header::WWW_AUTHENTICATE, challenge);
         }
         let body = api.error(self.kind, &self.code, &self.message, self.param.as_deref());
-        failure::bytes_response(head, body)
+        let mut response = failure::bytes_response(head, body);
+        if let Some(limited) = self.limited {
+            limited.put(response.headers_mut());
+        }
+        response
     }
 }
 
