@@ -16,6 +16,12 @@ use crate::serve::LISTENING;
 /// How long a role may take to listen.
 const START: Duration = Duration::from_secs(10);
 
+/// What a replica says of its listener.
+const PUBLIC: &str = "listening public http://";
+
+/// What the tool is called through the gateway.
+const TOOL: &str = "bench__echo";
+
 /// From where control takes what the upstream asks of the gateway (it asks nothing, the gateway does not know).
 const SECRET: &str = "BENCH_UPSTREAM_SECRET";
 
@@ -26,9 +32,17 @@ forbid (principal, action == Action::"mcp:callTool", resource)
 when { principal.tags.contains("suspended") || (resource.destructive && !principal.tags.contains("operator")) };
 "#;
 
-fn workspace(upstream: SocketAddr) -> String {
+/// Budgets of every scope, none of which is ever used up.
+const LIMITS: &str = "budgets:
+  - { scope: workspace, window: month, limit_usd: 1000000 }
+  - { scope: key, window: day, limit_usd: 100000 }
+  - { scope: model, model: bench, window: day, limit_usd: 100000 }
+limits: { requests_per_minute: 100000000, tokens_per_minute: 1000000000000, concurrency: 10000 }
+";
+
+fn workspace(name: &str, upstream: SocketAddr, more: &str) -> String {
     format!(
-        r#"workspace: bench
+        r#"workspace: {name}
 environment: production
 connections:
   bench:
@@ -48,8 +62,8 @@ models:
     max_output: 1024
     targets:
       - {{ provider: bench, model: bench-small, price: {{ input: 0.15, output: 0.60, cached_input: 0.075 }} }}
-policies: ["bench.cedar"]
-"#
+policies: ["{name}.cedar"]
+{more}"#
     )
 }
 
@@ -58,6 +72,7 @@ pub(crate) struct Installation {
     upstream: Role,
     proxy: Option<Role>,
     obol: Option<Obol>,
+    memory: Option<Memory>,
 }
 
 struct Role {
@@ -69,6 +84,16 @@ struct Obol {
     cluster: Cluster,
     redis: Process,
     key: String,
+    /// Of the workspace with budgets.
+    budgeted: String,
+}
+
+/// `obol dev`.
+struct Memory {
+    process: Proc,
+    addr: SocketAddr,
+    key: String,
+    _files: tempfile::TempDir,
 }
 
 impl Installation {
@@ -80,12 +105,17 @@ impl Installation {
         } else {
             None
         };
-        let obol = if targets.contains(&Target::Obol) {
+        let memory = if targets.contains(&Target::Memory) {
+            Some(Memory::start(find(obol)?, upstream.addr).await?)
+        } else {
+            None
+        };
+        let obol = if targets.iter().any(|target| matches!(target, Target::Obol | Target::Budgets)) {
             Some(Obol::start(find(obol)?, upstream.addr).await?)
         } else {
             None
         };
-        Ok(Self { upstream, proxy, obol })
+        Ok(Self { upstream, proxy, obol, memory })
     }
 
     pub(crate) fn door(&self, target: Target) -> Result<Door, Failure> {
@@ -93,10 +123,12 @@ impl Installation {
         let door = match target {
             Target::Direct => Some(plain(&self.upstream)),
             Target::Floor => self.proxy.as_ref().map(plain),
-            Target::Obol => self.obol.as_ref().map(|obol| Door {
-                addr: obol.cluster.replica(0).public,
-                key: Some(obol.key.clone()),
-                tool: "bench__echo",
+            Target::Obol => self.obol.as_ref().map(|obol| obol.door(&obol.key)),
+            Target::Budgets => self.obol.as_ref().map(|obol| obol.door(&obol.budgeted)),
+            Target::Memory => self.memory.as_ref().map(|memory| Door {
+                addr: memory.addr,
+                key: Some(memory.key.clone()),
+                tool: TOOL,
             }),
         };
         door.ok_or_else(|| Failure::new(format!("{} was not started", target.title())))
@@ -107,12 +139,16 @@ impl Installation {
         match target {
             Target::Direct => None,
             Target::Floor => self.proxy.as_ref().map(|role| Process::new(role.process.id())),
-            Target::Obol => self.obol.as_ref().map(|obol| Process::new(obol.cluster.replica(0).process.id())),
+            Target::Obol | Target::Budgets => {
+                self.obol.as_ref().map(|obol| Process::new(obol.cluster.replica(0).process.id()))
+            }
+            Target::Memory => self.memory.as_ref().map(|memory| Process::new(memory.process.id())),
         }
     }
 
     pub(crate) fn redis(&self, target: Target) -> Option<Process> {
-        self.obol.as_ref().filter(|_| target == Target::Obol).map(|obol| obol.redis)
+        let shared = matches!(target, Target::Obol | Target::Budgets);
+        self.obol.as_ref().filter(|_| shared).map(|obol| obol.redis)
     }
 
     /// Where the gateway writes its log while it runs.
@@ -138,13 +174,47 @@ impl Obol {
         let cluster = Cluster::builder(binary)
             .replicas(1)
             .control_env(SECRET, "bench-upstream-secret")
-            .workspace("bench", &workspace(upstream))
+            .workspace("bench", &workspace("bench", upstream, ""))
             .policy("bench.cedar", POLICY)
+            .workspace("budgets", &workspace("budgets", upstream, LIMITS))
+            .policy("budgets.cedar", &POLICY.replace("\"bench\"", "\"budgets\""))
             .try_start()
             .await?;
         let key = cluster.try_new_key("bench", &["load", "batch"]).await?;
+        let budgeted = cluster.try_new_key("budgets", &["load", "batch"]).await?;
         let redis = Process::of_redis(cluster.redis().addr()).await?;
-        Ok(Self { cluster, redis, key })
+        Ok(Self { cluster, redis, key, budgeted })
+    }
+
+    fn door(&self, key: &str) -> Door {
+        Door { addr: self.cluster.replica(0).public, key: Some(key.to_owned()), tool: TOOL }
+    }
+}
+
+impl Memory {
+    async fn start(binary: PathBuf, upstream: SocketAddr) -> Result<Self, Failure> {
+        let failed = |why: std::io::Error| Failure::new(format!("cannot write a workspace: {why}"));
+        let files = tempfile::tempdir().map_err(failed)?;
+        let file = files.path().join("bench.yaml");
+        std::fs::write(&file, workspace("bench", upstream, LIMITS)).map_err(failed)?;
+        std::fs::write(files.path().join("bench.cedar"), POLICY).map_err(failed)?;
+        let process = Proc::command(binary)
+            .named("obol dev".to_owned())
+            .arg("dev")
+            .arg(&file)
+            .env("OBOL_LISTEN", "127.0.0.1:0")
+            .env("OBOL_ADMIN_LISTEN", "127.0.0.1:0")
+            .env(SECRET, "bench-upstream-secret")
+            .try_spawn()?;
+        let line = process.try_wait_for_line(START, |line| line.starts_with(PUBLIC)).await?;
+        let addr = line.trim_start_matches(PUBLIC).parse();
+        let addr = addr.map_err(|_| Failure::new(format!("`{line}` names no address")))?;
+        let said = process.try_wait_for_line(START, |line| line.contains("obol_")).await?;
+        let key = said
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .find(|word| word.starts_with("obol_"));
+        let key = key.ok_or_else(|| Failure::new("`obol dev` names no key"))?.to_owned();
+        Ok(Self { process, addr, key, _files: files })
     }
 }
 

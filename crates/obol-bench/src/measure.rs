@@ -67,18 +67,24 @@ pub(crate) enum Target {
     Direct,
     /// The proxy that looks at nothing.
     Floor,
-    /// Obol with Redis, and everything on.
+    /// Obol with Redis, and everything on but budgets.
     Obol,
+    /// The same with rates, concurrency and three budgets to be held.
+    Budgets,
+    /// The same as `budgets` in one process, `obol dev`: the ledger is in memory, so that what is missing is what Redis costs.
+    Memory,
 }
 
 impl Target {
-    const ALL: [Self; 3] = [Self::Direct, Self::Floor, Self::Obol];
+    const ALL: [Self; 5] = [Self::Direct, Self::Floor, Self::Obol, Self::Budgets, Self::Memory];
 
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Floor => "floor",
             Self::Obol => "obol",
+            Self::Budgets => "budgets",
+            Self::Memory => "memory",
         }
     }
 }

@@ -106,7 +106,7 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\ndirect: no gateway. floor: a bare reverse proxy. obol: with Redis, keys, sessions, policies, usage and logs \
-             on.\n{} s per cell on {processors} processors shared by all; load before: {}.",
+             on. budgets: with rates and three budgets as well. memory: that in one process, without Redis.\n{} s per cell on {processors} processors shared by all; load before: {}.",
             self.seconds,
             cell_text(self.load_before, 1, "")
         )?;
@@ -129,13 +129,13 @@ impl fmt::Display for Report {
     }
 }
 
-const HEAD: &str = "clients  target    req/s  of direct  of floor   p50 ms   p99 ms  CPU s/1,000   × floor  Redis CPU s/1,000  RSS MiB";
+const HEAD: &str = "clients  target     req/s  of direct  of floor   p50 ms   p99 ms  CPU s/1,000   × floor  Redis CPU s/1,000  RSS MiB";
 
 fn row(f: &mut fmt::Formatter<'_>, cell: &Cell) -> fmt::Result {
     let percent = |share: Option<f64>| cell_text(share.map(|share| share * 100.0), 1, " %");
     writeln!(
         f,
-        "{:>7}  {:<6}  {:>7.0}  {:>9}  {:>8}  {:>7}  {:>7}  {:>11}  {:>8}  {:>17}  {:>7}{}",
+        "{:>7}  {:<7}  {:>7.0}  {:>9}  {:>8}  {:>7}  {:>7}  {:>11}  {:>8}  {:>17}  {:>7}{}",
         cell.clients,
         cell.target.title(),
         cell.rps,
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!((obol.of_direct, obol.of_floor, obol.cpu_of_floor), (Some(0.25), Some(0.5), Some(2.0)));
         assert_eq!((obol.rps, obol.cpu_s_per_1000, obol.rss_mib), (125.0, Some(0.4), Some(3.0)));
         let text = report.to_string();
-        assert!(text.contains("     32  obol        125     25.0 %    50.0 %"), "{text}");
+        assert!(text.contains("     32  obol         125     25.0 %    50.0 %"), "{text}");
     }
 
     #[test]
