@@ -190,7 +190,7 @@ impl Compile for CompileWorkspace {
                     .ok_or_else(|| format!("model `{name}`: there is no provider `{}`", target.provider))?;
                 let credential = credentials.get(&target.provider).cloned();
                 let scope = workspace.workspace_id.as_str();
-                Ok(Arc::new(Route::new(scope, target.clone(), provider, credential, model.max_output)))
+                Ok(Arc::new(Route::new(scope, model, target.clone(), provider, credential)))
             };
             let of_model: Vec<_> = model.targets.iter().map(route).collect::<Result<_, String>>()?;
             routes.insert(name.clone(), of_model);

@@ -232,7 +232,7 @@ impl Call<'_> {
             return Err(self.upstream.bad("something else than an event stream"));
         }
         let limits = StreamLimits {
-            idle: self.upstream.options.idle_timeout,
+            idle: self.upstream.idle_timeout(),
             deadline: self.deadline,
             max_event: self.upstream.options.max_event_bytes,
         };

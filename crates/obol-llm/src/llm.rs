@@ -187,7 +187,7 @@ impl Llm {
             let first_byte = if is_last && !request.is_stream() {
                 deadline
             } else {
-                deadline.min(Instant::now() + self.options.first_byte_timeout)
+                deadline.min(Instant::now() + route.first_byte_timeout(self.options.first_byte_timeout))
             };
             let mut call = Call {
                 upstream: self.upstream(route),

@@ -1,8 +1,10 @@
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use obol_dial::Refused;
 use obol_model::ProviderName;
-use obol_model::snapshot::{Provider, ProviderKind, Target};
+use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
 use url::Url;
 
 use crate::endpoint::Api;
@@ -18,20 +20,22 @@ pub struct Route {
     credential: Option<Credential>,
     allow_private: bool,
     most_output: Option<u64>,
+    first_byte_timeout: Option<Duration>,
+    idle_timeout: Option<Duration>,
     /// Names the target among those of all workspaces.
     pub(crate) key: Arc<str>,
 }
 
 impl Route {
-    /// `scope` tells the targets of one workspace from another's; `most_output` is the most tokens of one answer, sent
-    /// where the client sets no limit of its own.
+    /// A target of `model`; `scope` tells the targets of one workspace from another's.
     pub fn new(
         scope: &str,
+        model: &Model,
         target: Target,
         provider: &Provider,
         credential: Option<Credential>,
-        most_output: Option<u64>,
     ) -> Self {
+        let seconds = |limit: Option<NonZeroU32>| limit.map(|s| Duration::from_secs(s.get().into()));
         let api = match provider.kind {
             ProviderKind::Openai => Api::OpenAi,
             ProviderKind::Anthropic => Api::Anthropic,
@@ -44,7 +48,9 @@ impl Route {
             base_url: base_url.clone(),
             credential,
             allow_private: *allow_private,
-            most_output,
+            most_output: model.max_output,
+            first_byte_timeout: seconds(model.first_byte_timeout_s),
+            idle_timeout: seconds(model.idle_timeout_s),
             key,
         }
     }
@@ -59,9 +65,17 @@ impl Route {
         self.api
     }
 
-    /// The most tokens of one answer.
+    /// The most tokens of one answer, sent where the client sets no limit of its own.
     pub fn most_output(&self) -> Option<u64> {
         self.most_output
+    }
+
+    pub(crate) fn first_byte_timeout(&self, otherwise: Duration) -> Duration {
+        self.first_byte_timeout.unwrap_or(otherwise)
+    }
+
+    pub(crate) fn idle_timeout(&self, otherwise: Duration) -> Duration {
+        self.idle_timeout.unwrap_or(otherwise)
     }
 
     pub(crate) fn credential(&self) -> Option<&Credential> {

@@ -380,7 +380,7 @@ impl fmt::Debug for Relay {
 #[cfg(test)]
 mod tests {
     use obol_model::TokenPrice;
-    use obol_model::snapshot::{Provider, ProviderKind, Target};
+    use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
     use proptest::prelude::*;
 
     use super::*;
@@ -493,7 +493,7 @@ mod tests {
             _ => None,
         };
         let mut relay = Relay {
-            route: Arc::new(Route::new("w", target, &provider, None, None)),
+            route: Arc::new(Route::new("w", &Model::default(), target, &provider, None)),
             request,
             upstream: None,
             splitter: Splitter::new(2 << 20),

@@ -69,13 +69,17 @@ impl Upstream<'_> {
         }
     }
 
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        self.route.idle_timeout(self.options.idle_timeout)
+    }
+
     /// All of a body, within its bound. A body that came in one piece is not copied.
     pub(crate) async fn read(&self, mut response: reqwest::Response) -> Result<Bytes, LlmError> {
         let max = self.options.max_answer_bytes;
         let mut whole = Bytes::new();
         let mut pieces = BytesMut::new();
         loop {
-            let chunk = timeout(self.options.idle_timeout, response.chunk())
+            let chunk = timeout(self.idle_timeout(), response.chunk())
                 .await
                 .map_err(|_| self.timeout())?
                 .map_err(|e| self.unreachable(e))?;

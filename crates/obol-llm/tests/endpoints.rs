@@ -418,6 +418,7 @@ async fn a_target_is_left_alone_for_as_long_as_it_asks() {
     // Another workspace's target of the same name is another target.
     let other = obol_llm::Route::new(
         "other",
+        &a.model(),
         a.target.clone(),
         &obol_model::snapshot::Provider {
             kind: a.kind,
@@ -425,7 +426,6 @@ async fn a_target_is_left_alone_for_as_long_as_it_asks() {
             auth: None,
             allow_private: true,
         },
-        None,
         None,
     );
     drop(llm.call(Arc::new(plain()), vec![Arc::new(other)], Told::default()).await);
@@ -500,6 +500,23 @@ async fn a_stream_whose_provider_is_slow_is_kept_alive_and_may_still_fall_back()
     drop(open);
     eventually(SOON, || async { first.left_early() == left + 1 }).await;
     assert_eq!((told.heard().outcome, told.heard().due.as_deref()), (None, Some("a")));
+}
+
+#[tokio::test]
+async fn a_model_may_have_limits_of_its_own() {
+    let fake = FakeLlm::start().await;
+    let patient = Upstream::of(&fake, "a");
+    let hasty = Upstream { first_byte_timeout_s: Some(1), ..Upstream::of(&fake, "a") };
+    let restless = Upstream { idle_timeout_s: Some(1), ..Upstream::of(&fake, "a") };
+    fake.reply(Reply::Stall);
+    let failure = chat(&llm(), &streaming(), &[&hasty]).await.unwrap_err();
+    assert_eq!(failure.code(), "upstream_timeout");
+    let word = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\n";
+    fake.reply(Reply::Raw(Raw::events([word]).wait(Duration::from_millis(1500)).then("data: [DONE]\n\n")));
+    for (upstream, is_cut) in [(&patient, false), (&restless, true)] {
+        let relayed = rest(&mut stream(chat(&llm(), &streaming(), &[upstream]).await.unwrap())).await;
+        assert_eq!(relayed.contains("upstream_timeout"), is_cut, "{relayed}");
+    }
 }
 
 #[tokio::test]

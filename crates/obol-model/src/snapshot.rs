@@ -247,11 +247,17 @@ pub enum ProviderKind {
 }
 
 /// A public model name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Model {
     /// The most tokens that an answer can have.
     #[serde(default)]
     pub max_output: Option<u64>,
+    /// Seconds until an answer has to begin, where the gateway's own limit does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_byte_timeout_s: Option<NonZeroU32>,
+    /// Seconds that may pass between two reads of an answer, where the gateway's own limit does not fit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<NonZeroU32>,
     /// In the order in which they are tried. Never empty.
     pub targets: Vec<Target>,
 }

@@ -65,6 +65,8 @@ providers:
 models:
   fast:
     max_output: 4096
+    first_byte_timeout_s: 300
+    idle_timeout_s: 45
     targets:
       - { provider: openai, model: gpt-x-mini, price: { input: 0.15, output: 0.60, cached_input: 0.075 }, stream_usage: false, weight: 70 }
       - { provider: openai, model: other, price: { input: 0.1, output: 10 } }
@@ -130,6 +132,8 @@ fn a_full_file_compiles_to_what_it_says() {
         [[150_000_000, 75_000_000, 600_000_000], [100_000_000, 100_000_000, 10_000_000_000], [0, 0, 0]]
     );
     assert_eq!(model.targets.iter().map(|t| t.stream_usage).collect::<Vec<_>>(), [false, true, true]);
+    let timeouts = [model.first_byte_timeout_s, model.idle_timeout_s].map(|s| s.map(NonZeroU32::get));
+    assert_eq!(timeouts, [Some(300), Some(45)]);
     assert_eq!(model.targets.iter().map(|t| t.weight).collect::<Vec<_>>(), [NonZeroU32::new(70), None, None]);
 }
 

@@ -11,7 +11,9 @@ use super::yaml::{Node, place};
 /// More than any model can produce; keeps the worst case of a reservation within what money can express.
 const MOST_OUTPUT: u64 = 10_000_000;
 /// Shares are percentages as a rule.
-const MOST_WEIGHT: u64 = 1_000_000;
+const MOST_WEIGHT: u32 = 1_000_000;
+/// `OBOL_UPSTREAM_TIMEOUT_S` ends a call before, as a rule.
+const LONGEST_TIMEOUT_S: u32 = 3600;
 /// In nano-USD.
 const USD: u64 = 1_000_000_000;
 
@@ -73,7 +75,11 @@ impl Reader<'_> {
         for (name, at, node) in self.entries(node, "`models`") {
             let id = self.id::<ModelName>(name, at);
             let what = format!("model `{}`", short(name));
-            let fields = self.fields(node, &what, &["max_output", "targets"]);
+            let fields = self.fields(
+                node,
+                &what,
+                &["max_output", "first_byte_timeout_s", "idle_timeout_s", "targets"],
+            );
             let max_output = self.count(&fields, "max_output", MOST_OUTPUT);
             let nodes = fields.get("targets").map(|node| self.list(node, "`targets`")).unwrap_or_default();
             let targets: Vec<Target> =
@@ -103,7 +109,10 @@ impl Reader<'_> {
                 let help = "add `targets: [{ provider: …, model: …, price: { input: …, output: … } }]`";
                 self.fault(fields.place, format!("{what} has no targets"), help);
             }
-            models.extend(id.map(|id| (id, Model { max_output, targets })));
+            let [first_byte_timeout_s, idle_timeout_s] = ["first_byte_timeout_s", "idle_timeout_s"]
+                .map(|name| self.small(&fields, name, LONGEST_TIMEOUT_S));
+            let model = Model { max_output, first_byte_timeout_s, idle_timeout_s, targets };
+            models.extend(id.map(|id| (id, model)));
         }
         models
     }
@@ -113,8 +122,7 @@ impl Reader<'_> {
         let fields =
             self.fields(node, &what, &["provider", "model", "price", "free", "stream_usage", "weight"]);
         let stream_usage = self.boolean(&fields, "stream_usage").unwrap_or(true);
-        let weight = self.count(&fields, "weight", MOST_WEIGHT);
-        let weight = weight.and_then(|weight| NonZeroU32::new(u32::try_from(weight).ok()?));
+        let weight = self.small(&fields, "weight", MOST_WEIGHT);
         let model = self.required_text(&fields, "model", &what);
         let provider = self.required_text(&fields, "provider", &what);
         let valid = provider.as_deref().and_then(|name| providers.valid.get_key_value(name));
@@ -135,6 +143,12 @@ impl Reader<'_> {
         // A name that breaks the grammar was reported where the provider stands.
         let provider = provider.parse().ok()?;
         Some(Target { provider, model: model?, price: price?, stream_usage, weight })
+    }
+
+    /// A count that fits into 32 bits.
+    fn small(&mut self, fields: &Fields<'_>, name: &str, most: u32) -> Option<NonZeroU32> {
+        let count = self.count(fields, name, most.into())?;
+        NonZeroU32::new(u32::try_from(count).ok()?)
     }
 
     fn required_text(&mut self, fields: &Fields<'_>, name: &str, what: &str) -> Option<String> {

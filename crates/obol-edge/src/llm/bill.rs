@@ -221,7 +221,7 @@ fn too_dear(denied: &Denied, worst: NanoUsd) -> LlmError {
 mod tests {
     use obol_llm::Endpoint;
     use obol_meter::{EmbeddedLedger, MeterOptions, Price, Start, Terms, meter};
-    use obol_model::snapshot::{Provider, ProviderKind, Target};
+    use obol_model::snapshot::{Model, Provider, ProviderKind, Target};
     use obol_model::{
         EventPart, ManualClock, ModelCall, PerMillion, Principal, ReplicaId, RequestId, Revision, TokenPrice,
         UsageEvent, UsageKind,
@@ -254,7 +254,7 @@ mod tests {
                 stream_usage: true,
                 weight: None,
             };
-            Arc::new(Route::new("acme", target, &provider, None, None))
+            Arc::new(Route::new("acme", &Model::default(), target, &provider, None))
         });
         let call_of = ModelCall { model: "small".parse().unwrap(), provider: None, upstream_model: None };
         let start = Start {

@@ -1,6 +1,7 @@
 //! What the tests of this crate share.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use obol_llm::{
     Account, Answer, AnswerBody, AnswerStream, Credential, Endpoint, Llm, LlmError, LlmOptions, LlmRequest,
     Route, Usage,
 };
-use obol_model::snapshot::{Auth, Provider, ProviderKind, Target};
+use obol_model::snapshot::{Auth, Model, Provider, ProviderKind, Target};
 use obol_model::{Outcome, TokenPrice, Tokens};
 use obol_testkit::fake_llm::FakeLlm;
 use parking_lot::Mutex;
@@ -25,6 +26,8 @@ pub(crate) struct Upstream {
     pub(crate) target: Target,
     pub(crate) allow_private: bool,
     pub(crate) most_output: Option<u64>,
+    pub(crate) first_byte_timeout_s: Option<u32>,
+    pub(crate) idle_timeout_s: Option<u32>,
 }
 
 impl Upstream {
@@ -46,6 +49,17 @@ impl Upstream {
             },
             allow_private: true,
             most_output: None,
+            first_byte_timeout_s: None,
+            idle_timeout_s: None,
+        }
+    }
+
+    pub(crate) fn model(&self) -> Model {
+        Model {
+            max_output: self.most_output,
+            first_byte_timeout_s: self.first_byte_timeout_s.and_then(NonZeroU32::new),
+            idle_timeout_s: self.idle_timeout_s.and_then(NonZeroU32::new),
+            ..Model::default()
         }
     }
 
@@ -57,7 +71,7 @@ impl Upstream {
             allow_private: self.allow_private,
         };
         let (target, credential) = (self.target.clone(), self.credential.clone());
-        Arc::new(Route::new("acme", target, &provider, credential, self.most_output))
+        Arc::new(Route::new("acme", &self.model(), target, &provider, credential))
     }
 }
 
