@@ -20,7 +20,7 @@ pub(super) struct Refused {
     /// Whether an SDK that tries again by itself would only waste its time.
     is_final: bool,
     challenge: Option<String>,
-    limited: Option<Limited>,
+    limited: Option<Box<Limited>>,
 }
 
 impl Refused {
@@ -49,7 +49,7 @@ impl Refused {
         Self {
             retry_after_s,
             is_final: retry_after_s.is_none(),
-            limited: Limited::refused(admitted, denied),
+            limited: Limited::refused(admitted, denied).map(Box::new),
             ..Self::new(denied.kind(), denied.code(), toll::message(denied, worst))
         }
     }
