@@ -13,7 +13,7 @@ use crate::toll;
 #[derive(Debug)]
 pub(super) struct Refused {
     kind: Kind,
-    code: String,
+    code: &'static str,
     message: String,
     param: Option<String>,
     retry_after_s: Option<u64>,
@@ -24,11 +24,11 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    pub(super) fn new(kind: Kind, code: &str, message: impl Into<String>) -> Self {
+    pub(super) fn new(kind: Kind, code: &'static str, message: impl Into<String>) -> Self {
         let retry_after_s = matches!(kind, Kind::Unavailable | Kind::Stopping).then_some(RETRY_AFTER_S);
         Self {
             kind,
-            code: code.to_owned(),
+            code,
             message: message.into(),
             param: None,
             retry_after_s,
@@ -55,7 +55,7 @@ impl Refused {
     }
 
     pub(super) fn respond(self, api: Api) -> Response {
-        let status = match (api, &*self.code) {
+        let status = match (api, self.code) {
             // A budget is no rate to the SDKs of this dialect (DESIGN §11.4).
             (Api::Anthropic, "budget_exceeded") => StatusCode::PAYMENT_REQUIRED,
             _ => failure::status(self.kind),
@@ -70,7 +70,7 @@ impl Refused {
         if let Some(challenge) = self.challenge {
             head = head.header(header::WWW_AUTHENTICATE, challenge);
         }
-        let body = api.error(self.kind, &self.code, &self.message, self.param.as_deref());
+        let body = api.error(self.kind, self.code, &self.message, self.param.as_deref());
         let mut response = failure::bytes_response(head, body);
         if let Some(limited) = self.limited {
             limited.put(response.headers_mut());
