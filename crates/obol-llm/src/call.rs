@@ -189,7 +189,7 @@ impl Call<'_> {
         let estimate = || {
             let mut heard = Heard::default();
             heard.add_message(made.map_or("", RawValue::get).as_bytes());
-            Estimate { input: self.request.estimated_input(), output: heard.tokens() }
+            Estimate { input: self.request.prompt().tokens(), output: heard.tokens() }
         };
         let (usage, implausible) = match spoken {
             // Nobody bills for it.
@@ -247,7 +247,7 @@ impl Call<'_> {
             _ => None,
         };
         let mut relay =
-            Relay::new(self.upstream.route.clone(), self.request.clone(), response, view, translator, limits);
+            Relay::new(self.upstream.route.clone(), self.request, response, view, translator, limits);
         match relay.first(self.first_byte).await {
             Ok(First::Content) => Ok(Reply::Stream(Box::new(relay))),
             Ok(First::Error(data)) => self.error_inside(&data),

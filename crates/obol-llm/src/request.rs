@@ -17,7 +17,7 @@ use crate::endpoint::{Api, Endpoint};
 use crate::error::LlmError;
 use crate::json;
 use crate::translate::Labels;
-use crate::usage::{Pictures, estimate_input, worst_input};
+use crate::usage::{Pictures, Prompt, worst_input};
 
 /// How deep a body may nest (DESIGN §16): less than makes the parsers of providers give up.
 pub(crate) const MAX_DEPTH: usize = 128;
@@ -303,9 +303,9 @@ impl LlmRequest {
         }
     }
 
-    /// About how many tokens the prompt is, by a tokenizer: not cheap.
-    pub fn estimated_input(&self) -> u64 {
-        estimate_input(&self.body)
+    /// What its prompt is estimated from.
+    pub fn prompt(&self) -> Prompt {
+        Prompt::of(&self.body)
     }
 }
 

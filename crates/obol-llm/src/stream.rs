@@ -16,7 +16,7 @@ use crate::request::LlmRequest;
 use crate::route::Route;
 use crate::sse::{self, Splitter};
 use crate::translate::{AnswerError, ChatToMessagesStream, Dialect, MessagesToChatStream, error_frame};
-use crate::usage::{Usage, warn_implausible};
+use crate::usage::{Prompt, Usage, warn_implausible};
 use crate::view::{First, View};
 
 /// How long the upstream may take to end a stream after its last event, and for the usage of a finished answer. Its end
@@ -29,7 +29,11 @@ const LINGER: Duration = Duration::from_secs(1);
 /// stream at once.
 pub(crate) struct Relay {
     route: Arc<Route>,
-    request: Arc<LlmRequest>,
+    /// What the caller asked for.
+    asked: Endpoint,
+    /// The provider was asked for its usage, by us or by the caller.
+    asked_for_usage: bool,
+    prompt: Prompt,
     /// Gone when the upstream's stream ended.
     upstream: Option<reqwest::Response>,
     splitter: Splitter,
@@ -94,15 +98,17 @@ impl Relay {
     /// `view` reads what the provider speaks; `translator` is for those that do not speak as the caller does.
     pub(crate) fn new(
         route: Arc<Route>,
-        request: Arc<LlmRequest>,
+        request: &LlmRequest,
         upstream: reqwest::Response,
         view: View,
         translator: Option<Translator>,
         limits: StreamLimits,
     ) -> Self {
         Self {
+            asked: request.endpoint(),
+            asked_for_usage: route.target.stream_usage || request.asks_for_usage(),
+            prompt: request.prompt(),
             route,
-            request,
             upstream: Some(upstream),
             splitter: Splitter::new(limits.max_event),
             view,
@@ -174,8 +180,11 @@ impl Relay {
     /// Until when the end of a finished answer is held back. A client that leaves when it has its answer must not leave
     /// without paying: what tells that the answer is finished waits for the usage, which is right behind it.
     fn waits_until(&mut self) -> Option<Instant> {
-        let asked = self.route.target.stream_usage || self.request.asks_for_usage();
-        if !asked || self.held.is_empty() || self.upstream.is_none() || !self.view.awaits_usage() {
+        if !self.asked_for_usage
+            || self.held.is_empty()
+            || self.upstream.is_none()
+            || !self.view.awaits_usage()
+        {
             return None;
         }
         let now = Instant::now();
@@ -185,7 +194,7 @@ impl Relay {
 
     /// What the stream used, as far as it came. Not cheap where the provider did not say.
     pub(crate) fn usage(&self) -> Usage {
-        self.view.usage(|| self.request.estimated_input())
+        self.view.usage(|| self.prompt.tokens())
     }
 
     /// The answer came to its end, and no error.
@@ -285,7 +294,7 @@ impl Relay {
             seen.done = true;
             let end = match &mut self.translator {
                 Some(translator) => translator.end(),
-                None => last_event(self.request.endpoint()),
+                None => last_event(self.asked),
             };
             return (!end.is_empty()).then_some(end);
         }
@@ -296,7 +305,7 @@ impl Relay {
         let (kind, code, message) = self.failure(cut);
         let reason = if let Cut::Broken(broken) = cut { chain(broken) } else { String::new() };
         warn!(provider = %self.route.provider(), outcome = code, reason, "llm stream cut");
-        Some(error_event(self.request.endpoint(), kind, code, &message, self.view.seen.events))
+        Some(error_event(self.asked, kind, code, &message, self.view.seen.events))
     }
 
     /// Why the stream failed, in our words: a provider's own error stays out of them (DESIGN §11.4).
@@ -469,7 +478,7 @@ mod tests {
             Endpoint::Messages => r#"{"model":"pub","max_tokens":9,"stream":true,"messages":[]}"#,
             _ => r#"{"model":"pub","stream":true}"#,
         };
-        let request = Arc::new(LlmRequest::parse(asked, Bytes::from(body)).unwrap());
+        let request = LlmRequest::parse(asked, Bytes::from(body)).unwrap();
         let provider = Provider {
             kind: ProviderKind::Openai,
             base_url: "http://localhost/v1".parse().unwrap(),
@@ -494,7 +503,9 @@ mod tests {
         };
         let mut relay = Relay {
             route: Arc::new(Route::new("w", &Model::default(), target, &provider, None)),
-            request,
+            asked,
+            asked_for_usage: true,
+            prompt: request.prompt(),
             upstream: None,
             splitter: Splitter::new(2 << 20),
             view: View::new(spoken, hide_usage),

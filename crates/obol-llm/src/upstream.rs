@@ -2,8 +2,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT_ENCODING, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Method};
+use jiff::fmt::rfc2822;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::debug;
 
@@ -122,10 +123,18 @@ impl Upstream<'_> {
     }
 }
 
-/// Seconds only: the few providers that send a date send it for waits that are not passed on.
+/// How long a provider asks to be left alone: in seconds, or until a date, which is measured from the date of the answer, so
+/// that no two clocks have to agree.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let wait = text(RETRY_AFTER)?;
+    if let Ok(seconds) = wait.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let at = |date| rfc2822::parse(date).ok().map(|date| date.timestamp());
+    let wait = at(wait)?.duration_since(at(text(DATE)?)?);
+    // A date that has passed asks for nothing.
+    wait.try_into().ok()
 }
 
 /// Reads a small body to its end, so that the connection can be used again.
@@ -141,5 +150,36 @@ pub(crate) async fn discard(mut response: reqwest::Response) {
     };
     if timeout(DISCARD_TIME, read).await.is_err() {
         debug!("rest of a refused answer left unread");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_is_told_in_seconds_or_by_the_date_of_its_end() {
+        let now = "Sun, 06 Nov 1994 08:49:37 GMT";
+        let all = [
+            ("7", Some(now), Some(7)),
+            (" 3600 ", None, Some(3600)),
+            ("Sun, 06 Nov 1994 08:50:07 GMT", Some(now), Some(30)),
+            ("Sun, 06 Nov 1994 09:49:37 GMT", Some(now), Some(3600)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(now), Some(0)),
+            ("Sun, 06 Nov 1994 08:49:36 GMT", Some(now), None),
+            ("Sun, 06 Nov 1994 08:50:07 GMT", None, None),
+            ("soon", Some(now), None),
+            ("-1", Some(now), None),
+        ];
+        for (wait, date, seconds) in all {
+            let headers: [(HeaderName, Option<&str>); 2] = [(RETRY_AFTER, Some(wait)), (DATE, date)];
+            let headers: HeaderMap = headers
+                .into_iter()
+                .filter_map(|(name, value)| Some((name, HeaderValue::from_str(value?).unwrap())))
+                .collect();
+            assert_eq!(retry_after(&headers), seconds.map(Duration::from_secs), "{wait}");
+        }
     }
 }

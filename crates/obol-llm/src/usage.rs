@@ -1,3 +1,4 @@
+use bytes::Bytes;
 use obol_model::{ProviderName, Tokens};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -261,23 +262,78 @@ fn tokens_of(raw: &[u8]) -> u64 {
     u64::try_from(bpe_openai::o200k_base().count(text.as_str())).unwrap_or(u64::MAX)
 }
 
-/// About how many tokens the prompt of a request is: its texts, its tools, and something for each attachment.
-pub(crate) fn estimate_input(body: &[u8]) -> u64 {
-    let (mut heard, mut attachments, mut messages) = (Heard::default(), 0_u64, 0_u64);
-    json::strings(body, |name, raw| match name {
-        b"url" | b"data" | b"file_data" | b"image_url" => attachments += 1,
-        b"role" => messages += 1,
-        _ if is_label(name) => {}
-        _ => {
-            heard.add(raw);
+/// Prompts with larger bodies are counted by the rule of thumb, while they are at hand: who streams an answer for minutes
+/// must not hold megabytes for it.
+const LARGEST_KEPT: usize = 64 << 10;
+/// Common texts have about this many bytes to a token.
+const BYTES_OF_A_TOKEN: u64 = 4;
+
+/// What is needed to tell about how many tokens a prompt is, should nobody report it: for as long as a call lasts.
+#[derive(Clone)]
+pub enum Prompt {
+    /// The body that it is in; shared, not copied.
+    Body(Bytes),
+    /// Of a body that is too large to be held.
+    Tokens(u64),
+}
+
+impl Prompt {
+    pub(crate) fn of(body: &Bytes) -> Self {
+        if body.len() <= LARGEST_KEPT {
+            return Self::Body(body.clone());
+        }
+        let mut bytes = 0;
+        let rest = scan(body, |text| bytes += bytes_of(text));
+        Self::Tokens(rest.with(bytes / BYTES_OF_A_TOKEN, body))
+    }
+
+    /// About how many tokens it is: its texts, its tools, and something for each attachment. Not cheap.
+    pub fn tokens(&self) -> u64 {
+        let body = match self {
+            Self::Body(body) => body,
+            Self::Tokens(tokens) => return *tokens,
+        };
+        let mut heard = Heard::default();
+        let rest = scan(body, |text| {
+            heard.add(text);
             // Two texts do not become one word.
             heard.add(b"\\n");
-        }
+        });
+        rest.with(heard.tokens(), body)
+    }
+}
+
+impl std::fmt::Debug for Prompt {
+    /// Without the text: prompts are nobody's business.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prompt").finish_non_exhaustive()
+    }
+}
+
+/// What a prompt has beside its texts.
+struct Rest {
+    attachments: u64,
+    messages: u64,
+}
+
+fn scan(body: &[u8], mut text: impl FnMut(&[u8])) -> Rest {
+    let mut rest = Rest { attachments: 0, messages: 0 };
+    json::strings(body, |name, raw| match name {
+        b"url" | b"data" | b"file_data" | b"image_url" => rest.attachments += 1,
+        b"role" => rest.messages += 1,
+        _ if is_label(name) => {}
+        _ => text(raw),
     });
-    let tokens = heard.tokens().saturating_add(messages.saturating_mul(TOKENS_OF_A_MESSAGE));
-    // A prompt without any text is made of token ids, of about four bytes each.
-    let tokens = if tokens == 0 { bytes_of(body) / 4 } else { tokens };
-    tokens.saturating_add(attachments.saturating_mul(ATTACHMENT_TOKENS)).max(1)
+    rest
+}
+
+impl Rest {
+    fn with(&self, texts: u64, body: &[u8]) -> u64 {
+        let tokens = texts.saturating_add(self.messages.saturating_mul(TOKENS_OF_A_MESSAGE));
+        // A prompt without any text is made of token ids, of about four bytes each.
+        let tokens = if tokens == 0 { bytes_of(body) / BYTES_OF_A_TOKEN } else { tokens };
+        tokens.saturating_add(self.attachments.saturating_mul(ATTACHMENT_TOKENS)).max(1)
+    }
 }
 
 fn bytes_of(text: &[u8]) -> u64 {
@@ -512,7 +568,13 @@ mod tests {
             "word ".repeat(100),
             "A".repeat(100_000)
         );
-        let tokens = estimate_input(messages.as_bytes());
+        let body = Bytes::from(messages);
+        let (tokens, large) = (Prompt::Body(body.clone()).tokens(), Prompt::of(&body));
+        assert!(
+            matches!(large, Prompt::Tokens(tokens) if (1_120..1_140).contains(&tokens)),
+            "{}",
+            large.tokens()
+        );
         assert!((1_100..1_120).contains(&tokens), "{tokens}");
     }
 

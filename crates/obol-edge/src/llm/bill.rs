@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use obol_llm::{Account, Endpoint, LlmError, LlmRequest, Route, Usage};
+use obol_llm::{Account, Endpoint, LlmError, LlmRequest, Prompt, Route, Usage};
 use obol_meter::{Attempt, Denied, Recorder, StoredAnswer, UsageGuard};
 use obol_model::{Causes, Clock, NanoUsd, Outcome, Principal, Tokens, WorkspaceId};
 use obol_session::{Binding, Bindings};
@@ -17,7 +17,8 @@ use crate::toll;
 /// for the last one that may ask to be paid. What attempts before it cost is noted, and is the operator's.
 pub(super) struct Bill {
     guard: Option<UsageGuard>,
-    request: Arc<LlmRequest>,
+    endpoint: Endpoint,
+    prompt: Prompt,
     clock: Arc<dyn Clock>,
     most: Most,
     /// The last target that may ask to be paid, though nothing of an answer is known.
@@ -73,7 +74,7 @@ impl Most {
 impl Bill {
     pub(super) fn new(
         guard: UsageGuard,
-        request: Arc<LlmRequest>,
+        request: &LlmRequest,
         clock: Arc<dyn Clock>,
         most: Most,
         binder: Option<Binder>,
@@ -81,7 +82,8 @@ impl Bill {
         Self {
             recorder: request.is_stream().then(|| guard.recorder()).flatten(),
             guard: Some(guard),
-            request,
+            endpoint: request.endpoint(),
+            prompt: request.prompt(),
             began: (clock.now(), Instant::now()),
             clock,
             most,
@@ -118,8 +120,8 @@ impl Bill {
     }
 
     /// The prompt, which a provider that worked has read.
-    fn prompt(&self) -> Usage {
-        let tokens = Tokens { input: self.request.estimated_input(), ..Tokens::default() };
+    fn of_prompt(&self) -> Usage {
+        let tokens = Tokens { input: self.prompt.tokens(), ..Tokens::default() };
         Usage { tokens, estimated: true }
     }
 
@@ -129,7 +131,7 @@ impl Bill {
             self.note(&route, outcome.unwrap_or(Outcome::Partial), self.used);
         }
         let due = self.due.take();
-        let usage = due.as_ref().map_or(self.used, |_| self.prompt());
+        let usage = due.as_ref().map_or(self.used, |_| self.of_prompt());
         let guard = self.guard.as_mut()?;
         if let Some(Route { target, .. }) = due.as_deref() {
             guard.served_by(&target.provider, &target.model, target.price.clone());
@@ -152,7 +154,7 @@ impl Account for Bill {
 
     fn failed(&mut self, route: &Arc<Route>, _: &LlmError, may_have_worked: bool) {
         let (outcome, usage) = if may_have_worked {
-            (Outcome::Partial, self.prompt())
+            (Outcome::Partial, self.of_prompt())
         } else {
             self.due = self.due_before.take();
             (Outcome::Error, Usage::default())
@@ -191,7 +193,7 @@ impl Account for Bill {
         if let Some(recorder) = recorder {
             guard.remember_recorded(recorder, 200, "text/event-stream");
         }
-        if self.request.endpoint() == Endpoint::CountTokens {
+        if self.endpoint == Endpoint::CountTokens {
             // Nobody bills for it; it was admitted for the rates alone.
             guard.cancel();
         } else {
@@ -270,7 +272,7 @@ mod tests {
         let body = br#"{"model":"small","messages":[{"role":"user","content":"one"}]}"#;
         let request = LlmRequest::parse(Endpoint::ChatCompletions, Bytes::from_static(body)).unwrap();
         let most = Most { input: 10, output: 10 };
-        let mut bill = Bill::new(guard, Arc::new(request), clock, most, None);
+        let mut bill = Bill::new(guard, &request, clock, most, None);
         call(&mut bill, routes).await;
         drop(bill);
         let shutdown = CancellationToken::new();

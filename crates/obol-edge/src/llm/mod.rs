@@ -190,7 +190,7 @@ impl LlmSurface {
             && route.api() == Api::OpenAi
         {
             // No such provider counts for others; what is counted is an estimate in this dialect anyway.
-            let count = serde_json::json!({ "input_tokens": request.estimated_input() });
+            let count = serde_json::json!({ "input_tokens": request.prompt().tokens() });
             return Ok(failure::json(Response::builder(), &count));
         }
         let input = request.most_input().saturating_add(before);
@@ -205,7 +205,7 @@ impl LlmSurface {
             workspace: admitted.identity.workspace_id().clone(),
             principal: admitted.identity.principal(),
         });
-        let bill = Bill::new(guard, request.clone(), self.clock.clone(), most, binder);
+        let bill = Bill::new(guard, &request, self.clock.clone(), most, binder);
         let answer = self.llm.call(request, routes, bill).await.inspect_err(|e| {
             tracing::warn!(request_id = %admitted.request_id, model = %name, error = %e, "no answer of a model");
         })?;
