@@ -145,6 +145,10 @@ async fn contract(store: &dyn UsageStore) {
         groups(store, &[By::Model, By::Provider]).await,
         [(" ".into(), 3, 8), ("small openai".into(), 2, 140)]
     );
+    assert_eq!(
+        groups(store, &[By::Kind]).await,
+        [("chat_completion".into(), 2, 140), ("tool_call".into(), 3, 8)]
+    );
     let outcomes = [("error", 1, 40), ("ok", 3, -892), ("orphaned", 1, 1000)];
     assert_eq!(groups(store, &[By::Outcome]).await, outcomes.map(|(o, n, c)| (o.to_owned(), n, c)));
     let days = [("2026-11-30", 1, 5), ("2026-12-01", 2, 42), ("2026-12-31", 1, 100), ("2027-01-01", 1, 1)];

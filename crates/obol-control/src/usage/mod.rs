@@ -169,6 +169,8 @@ pub enum UsageBy {
     Workspace,
     /// Who paid, as the ledger calls it.
     Key,
+    /// What was called: `tool_call`, `chat_completion`, `message`, `response` or `embedding`.
+    Kind,
     /// The public name of the model.
     Model,
     /// The tool's name upstream.
@@ -187,9 +189,10 @@ pub enum UsageBy {
 
 impl UsageBy {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Workspace,
         Self::Key,
+        Self::Kind,
         Self::Model,
         Self::Tool,
         Self::Connection,
@@ -204,6 +207,7 @@ impl UsageBy {
         match self {
             Self::Workspace => "workspace",
             Self::Key => "key",
+            Self::Kind => "kind",
             Self::Model => "model",
             Self::Tool => "tool",
             Self::Connection => "connection",

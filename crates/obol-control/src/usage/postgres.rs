@@ -291,6 +291,7 @@ fn statement(query: &UsageQuery) -> String {
         groups.push_str(match by {
             UsageBy::Workspace => "workspace, ",
             UsageBy::Key => "principal, ",
+            UsageBy::Kind => "kind, ",
             UsageBy::Model => "coalesce(model, ''), ",
             UsageBy::Tool => "coalesce(tool, ''), ",
             UsageBy::Connection => "coalesce(connection, ''), ",

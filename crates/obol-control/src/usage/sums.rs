@@ -46,6 +46,7 @@ fn value(by: UsageBy, event: &UsageEvent) -> String {
     match by {
         UsageBy::Workspace => event.workspace_id.to_string(),
         UsageBy::Key => column(&event.principal.to_string()),
+        UsageBy::Kind => event.kind.as_str().to_owned(),
         UsageBy::Model => named(model),
         UsageBy::Tool => named(tool),
         UsageBy::Connection => named(connection),
