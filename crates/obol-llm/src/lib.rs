@@ -36,4 +36,4 @@ pub use crate::error::LlmError;
 pub use crate::llm::{Credential, CredentialError, Llm, LlmOptions};
 pub use crate::request::LlmRequest;
 pub use crate::route::Route;
-pub use crate::usage::{Prompt, Usage};
+pub use crate::usage::{Prompt, Usage, load_vocabulary};

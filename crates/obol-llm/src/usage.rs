@@ -252,6 +252,12 @@ fn is_label(name: &[u8]) -> bool {
     )
 }
 
+/// Loads what tokens are counted by, which takes a while and a thread: whoever counts first would wait for it, and with it
+/// everybody whose turn it is on that thread.
+pub fn load_vocabulary() {
+    bpe_openai::o200k_base();
+}
+
 /// Tokens of the content of a JSON string, by the vocabulary that most models of today resemble.
 fn tokens_of(raw: &[u8]) -> u64 {
     if raw.is_empty() {

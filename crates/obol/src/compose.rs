@@ -230,6 +230,8 @@ impl Replica {
         spawn("publications", Box::pin(publications.clone().run(stores.feed, background.clone())));
         spawn("metrics", Box::pin(upkeep(metrics, background.clone())));
         spawn("sweeper", Box::pin(sweeper.run(background.clone())));
+        // Nobody waits for it here: whoever counts before it is there does.
+        drop(tokio::task::spawn_blocking(obol_llm::load_vocabulary));
         match publications.preload(PRELOAD).await {
             Ok(loaded) => tracing::info!(loaded, "publications preloaded"),
             // Not fatal: readiness says so, and they are read when they are asked for.

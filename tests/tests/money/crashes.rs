@@ -117,9 +117,15 @@ async fn streams_that_clients_leave_are_settled_once_each() {
             drop(tokio::time::timeout(patience, request.send()).await);
             return;
         }
-        let mut events = Events::of(request.send().await.unwrap());
-        for _ in 0..read {
-            assert!(events.next(SOON).await.is_some());
+        let response = request.send().await.unwrap();
+        let status = response.status();
+        assert!(status == 200, "call {n}: {status} {:?}", response.text().await);
+        let mut events = Events::of(response);
+        let mut last = None;
+        for nth in 0..read {
+            let event = events.next(SOON).await;
+            assert!(event.is_some(), "call {n} ended with {last:?} after {nth} events");
+            last = event;
         }
     };
     stream::iter(0..STREAMS).for_each_concurrent(AT_ONCE, leave).await;
