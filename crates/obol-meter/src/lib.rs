@@ -4,7 +4,8 @@
 //! every limit in scope has room: all of it is set aside, or nothing. The [`UsageGuard`] that it gives hands the call's
 //! closing over synchronously, into the place that it owns, whatever ends the call: an answer, a client that left, an
 //! abort, a panic. The [`Flusher`] closes calls in batches: one script moves the counters and writes the event, once,
-//! however often a flight is repeated. What a process leaves open when it dies is booked by a [`Sweeper`] of another one.
+//! however often a flight is repeated. What a process leaves open when it dies is booked by a [`Sweeper`] of another one;
+//! what it could not close when it ended waits in a [`Spool`]. [`LedgerSeeds`] put back what a lost ledger knew.
 //!
 //! A dearer target is called after [`UsageGuard::top_up`]. What a client may send again without its being made again is told
 //! in [`idempotency`].
