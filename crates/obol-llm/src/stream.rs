@@ -459,7 +459,7 @@ mod tests {
             if !name.is_empty() {
                 out += &format!("event: {name}{}", how.line);
             }
-            // A line may end between two members.
+            // A line may end between two members; texts have no commas that would look like it.
             let data =
                 if how.many_lines { data.replace(",\"", &format!(",{}data: \"", how.line)) } else { data };
             out += &format!("data: {data}{0}{0}", how.line);
@@ -586,7 +586,7 @@ mod tests {
         fn any_cut_of_any_writing_relays_the_same(
             way in 0..WAYS.len(),
             how in writings(),
-            words in prop::collection::vec(".{0,40}", 1..6),
+            words in prop::collection::vec("[^,]{0,40}", 1..6),
             cuts in prop::collection::vec(0_usize..4000, 0..30),
             hide_usage in any::<bool>(),
         ) {
