@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get, post};
@@ -95,6 +95,7 @@ pub struct Gateway {
     service: Option<Arc<ServiceTokens>>,
     inbox: Option<Arc<Inbox>>,
     origins: OriginPolicy,
+    drain: Drain,
 }
 
 impl Gateway {
@@ -110,7 +111,7 @@ impl Gateway {
         };
         let origins = parts.options.origins.clone();
         let tokens = parts.tokens.clone();
-        let service = parts.service.clone();
+        let (service, drain) = (parts.service.clone(), parts.drain.clone());
         let (peers, clock, tasks) = (parts.peers.clone(), parts.clock.clone(), parts.drain.tasks().clone());
         let mut gateway = Self {
             llm: Arc::new(LlmSurface::new(front.clone(), &parts)),
@@ -121,6 +122,7 @@ impl Gateway {
             service,
             inbox: None,
             origins,
+            drain,
         };
         gateway.inbox = gateway.service.clone().map(|tokens| {
             let handler = Arc::new(PeerHandler(gateway.mcp.clone()));
@@ -148,7 +150,7 @@ impl Gateway {
             .merge(metadata::routes(self.tokens.clone()))
             .merge(jwks::routes(self.service.as_deref()))
             .fallback(crate::ops::not_found)
-            .layer(middleware::from_fn(observe))
+            .layer(middleware::from_fn_with_state(self.drain.clone(), observe))
     }
 
     /// The routes of `OBOL_ADMIN_LISTEN`.
@@ -188,14 +190,18 @@ impl Gateway {
     }
 }
 
-/// Counts requests and measures the time until the head of the answer.
-async fn observe(request: Request, next: Next) -> Response {
+/// Counts requests and measures the time until the head of the answer. Once a drain has begun it tells clients of
+/// HTTP/1.1 to leave, so that connections go one by one with their answers, and few are left to be closed from here
+/// while a request may be on its way.
+async fn observe(State(drain): State<Drain>, request: Request, next: Next) -> Response {
     let surface = match request.uri().path() {
         p if p.starts_with("/mcp") => "mcp",
         p if p.starts_with("/v1/") => "v1",
         _ => "ops",
     };
     let method = request.method().clone();
+    // On HTTP/2 the header is forbidden: GOAWAY says it, when the delay is over.
+    let may_say_close = request.version() < http::Version::HTTP_2;
     let start = Instant::now();
     let mut response = next.run(request).await;
     tracing::debug!(
@@ -213,6 +219,9 @@ async fn observe(request: Request, next: Next) -> Response {
         // Intermediaries that buffer or transform would break streams and signatures alike.
         let nosniff = HeaderName::from_static("x-content-type-options");
         response.headers_mut().insert(nosniff, http::HeaderValue::from_static("nosniff"));
+    }
+    if may_say_close && drain.is_draining() {
+        response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
     }
     response
 }

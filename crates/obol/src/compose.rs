@@ -75,7 +75,7 @@ pub(crate) struct Stores {
 /// A replica that serves.
 pub(crate) struct Replica {
     drain: Drain,
-    drain_timeout: Duration,
+    drain_options: DrainOptions,
     signals: Signals,
     background: CancellationToken,
     pool: Ending<()>,
@@ -256,7 +256,7 @@ impl Replica {
         let public = listen(&gateway, listeners, &drain)?;
         Ok(Self {
             drain,
-            drain_timeout: config.drain_timeout,
+            drain_options: DrainOptions { timeout: config.drain_timeout, delay: config.drain_delay },
             signals,
             background,
             pool,
@@ -277,7 +277,7 @@ impl Replica {
     pub(crate) async fn run(mut self) -> u8 {
         let signal = self.signals.next().await;
         tracing::info!(signal, "signal received");
-        let options = DrainOptions { timeout: self.drain_timeout, delay: Duration::ZERO };
+        let options = self.drain_options;
         let (background, pool, flusher, abandon) = (self.background, self.pool, self.flusher, self.abandon);
         let (lease, abandon_before) = (self.lease, self.abandon_before);
         let finish = |deadline: Instant| async move {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use obol_testkit::eventually;
 use obol_testkit::fake_mcp::Stall;
 use obol_tests::SOON;
 use obol_tests::client::{Mcp, Reply, http};
@@ -73,4 +74,18 @@ async fn connections_that_bring_no_request_do_not_hold_up_a_drain() {
     }
     world.cluster.terminate(0);
     assert_eq!(replica.process.wait(SOON).await.code(), Some(0), "nothing had to be cut");
+}
+
+#[tokio::test]
+async fn during_the_delay_everything_is_served_and_connections_are_told_to_go() {
+    let world = World::with(1, "", |builder| builder.gateway_env("OBOL_DRAIN_DELAY_S", "5")).await;
+    let client = world.connect().await;
+    let replica = world.cluster.replica(0);
+    world.cluster.terminate(0);
+    let admin = world.cluster.admin_url(0);
+    eventually(SOON, || async { Reply::of(http().get(format!("{admin}/readyz"))).await.status == 503 }).await;
+    let reply = client.at(&world.cluster.public_url(0)).call("fake__echo", "{}").await;
+    reply.result();
+    assert_eq!(reply.header("connection"), "close");
+    assert_eq!(replica.process.wait(SOON * 2).await.code(), Some(0));
 }

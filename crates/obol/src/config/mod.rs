@@ -199,6 +199,8 @@ pub struct Gateway {
     pub key_ttl: Duration,
     /// Bound of the whole drain.
     pub drain_timeout: Duration,
+    /// The part of it in which everything is still served, though readiness says no.
+    pub drain_delay: Duration,
     /// Bound of the upstream phase of one request.
     pub upstream_timeout: Duration,
     /// For how long a request is known by its idempotency key; longer than any call.
@@ -409,6 +411,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
     let session_max_per_principal = reader.count(&table::SESSION_MAX_PER_PRINCIPAL);
     let key_ttl = reader.seconds(&table::KEY_TTL_S);
     let drain_timeout = reader.seconds(&table::DRAIN_TIMEOUT_S);
+    let drain_delay = drain_delay(reader, drain_timeout);
     let upstream_timeout = reader.seconds(&table::UPSTREAM_TIMEOUT_S);
     let idempotency_ttl = idempotency_ttl(reader, upstream_timeout, drain_timeout);
     let service_jwt = service_jwt(reader);
@@ -428,6 +431,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         session_max_per_principal: session_max_per_principal?,
         key_ttl: key_ttl?,
         drain_timeout: drain_timeout?,
+        drain_delay: drain_delay?,
         upstream_timeout: upstream_timeout?,
         idempotency_ttl: idempotency_ttl?,
         service_jwt,
@@ -440,6 +444,21 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         usage_queue: usage_queue?,
         spool_dir: None,
     })
+}
+
+/// A drain that waits until its end would cut everything that is under way.
+fn drain_delay(reader: &mut Reader<'_>, timeout: Option<Duration>) -> Option<Duration> {
+    let delay = reader.seconds(&table::DRAIN_DELAY_S)?;
+    let timeout = timeout?;
+    if delay >= timeout {
+        let (delay, longest) = (delay.as_secs(), timeout.as_secs());
+        let reason = format!(
+            "{delay} s is not less than {}, {longest} s: nothing that is under way could finish",
+            table::DRAIN_TIMEOUT_S.name
+        );
+        reader.conflict(&table::DRAIN_DELAY_S, reason);
+    }
+    Some(delay)
 }
 
 /// No call outlives its key (DESIGN §12.7): its end would be written under a key that another call may have by then.

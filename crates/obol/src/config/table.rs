@@ -552,6 +552,17 @@ variables! {
         used_by: GATEWAY,
     }
 
+    /// How long a drain goes on serving everything, after `/readyz` has turned `503`, before it stops accepting: as long as
+    /// whatever sends requests here takes to notice. HTTP/1.1 answers carry `Connection: close` meanwhile. Part of
+    /// `OBOL_DRAIN_TIMEOUT_S`, and less than it.
+    DRAIN_DELAY_S {
+        default: Unset::Value("0"),
+        shape: Shape::Seconds { min: 0, max: 3600 },
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
     /// The `Origin` values that may call from a browser. A request with another one is refused with `403`; a request
     /// without `Origin` does not come from a browser and passes. Setting it replaces the default.
     ALLOWED_ORIGINS {

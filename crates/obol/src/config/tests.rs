@@ -186,6 +186,21 @@ fn no_call_outlives_its_idempotency_key() {
 }
 
 #[test]
+fn the_delay_of_a_drain_is_less_than_all_of_it() {
+    let delay = |delay: &'static str| {
+        Loaded::run(&env([("OBOL_DRAIN_TIMEOUT_S", "20"), ("OBOL_DRAIN_DELAY_S", delay)]))
+    };
+    assert_eq!(delay("0").unwrap().config.gateway.drain_delay, Duration::ZERO);
+    assert_eq!(delay("19").unwrap().config.gateway.drain_delay, Duration::from_secs(19));
+    let problems = delay("20").unwrap_err().to_string();
+    assert!(
+        problems.contains("OBOL_DRAIN_DELAY_S: 20 s is not less than OBOL_DRAIN_TIMEOUT_S, 20 s"),
+        "{problems}"
+    );
+    assert_eq!(Loaded::run(&env([("OBOL_DRAIN_TIMEOUT_S", "-5")])).unwrap_err().iter().count(), 1);
+}
+
+#[test]
 fn one_port_needs_one_address_that_is_known() {
     let one_port = |listen, admin| {
         let env = Environment::new([("OBOL_LISTEN", listen), ("OBOL_ADMIN_LISTEN", admin)]);
