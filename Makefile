@@ -72,7 +72,7 @@ fmt: rust ## Format the code
 rust:
 	@command -v cargo >/dev/null || { echo 'error: cargo is missing: install Rust from https://rustup.rs' >&2; exit 1; }
 
-# A linker and a C compiler: enough to build. `core` is that and what the tests and the cluster run: Redis, Python.
+# A linker and a C compiler: enough to build. `core` is that and what the tests and the cluster run: Redis, HAProxy, Python.
 .PHONY: toolchain core
 toolchain: rust
 	@scripts/setup.sh toolchain

@@ -2,7 +2,8 @@
 # Installs what the system tests need beyond cargo. Safe to run again: what is there already is left alone.
 #
 #   scripts/setup.sh toolchain Debian packages that it takes to build: a C toolchain, lld
-#   scripts/setup.sh core      Debian packages: redis-server, openssl, postgresql, a C toolchain, lld, venv support
+#   scripts/setup.sh core      Debian packages: redis-server, openssl, postgresql, haproxy, nginx, a C toolchain, lld, venv
+#                              support
 #   scripts/setup.sh clients   real MCP/LLM clients, servers and the conformance suite, in a cache outside the tree (and npm, a
 #                              Debian package, where there is none)
 #   scripts/setup.sh env       prints `export OBOL_TEST_…` lines that say where they are
@@ -36,17 +37,26 @@ core() {
   have redis-server || packages+=(redis-server)
   have openssl || packages+=(openssl)
   have_postgres || packages+=(postgresql)
+  have_server haproxy || packages+=(haproxy)
+  have_server nginx || packages+=(nginx)
   add_toolchain
   can_venv || packages+=(python3 python3-venv)
-  install_missing "core" "redis-server, openssl, postgres, gcc, make, ld.lld and python3 with venv are" "${packages[@]}"
+  install_missing "core" "redis-server, openssl, postgres, haproxy, nginx, gcc, make, ld.lld and python3 with venv are" "${packages[@]}"
   have redis-server || die "the packages are installed but redis-server is not on PATH"
   have_postgres || die "the packages are installed but there is no initdb in /usr/lib/postgresql/*/bin or on PATH"
+  local server
+  for server in haproxy nginx; do
+    have_server "$server" || die "the packages are installed but $server is neither on PATH nor in /usr/sbin"
+  done
 }
 
 # Debian keeps the server's programs off PATH.
 have_postgres() {
   have initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null
 }
+
+# Debian keeps servers in a directory that is on root's PATH alone.
+have_server() { have "$1" || [[ -x /usr/sbin/$1 ]]; }
 
 # Adds to the caller's list of packages.
 add_toolchain() {
@@ -67,7 +77,7 @@ install_missing() {
   apt_install "$@"
 }
 
-# The tests start Redis and Postgres themselves, each on a port of its own, so the packages must not leave services
+# The tests start these servers themselves, each on a port of its own, so the packages must not leave services
 # running. Debian asks policy-rc.d before it starts one; an operator's own policy is not touched.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d
@@ -82,7 +92,8 @@ apt_install() {
   timeout "$limit_s" apt-get install -q -y --no-install-recommends "$@" >&2 || die "apt-get could not install: $*"
   # A package enables its unit, and a policy of the operator's may have let it start. It is ours: end it.
   [[ -d /run/systemd/system ]] || return 0
-  for service in redis-server postgresql; do
+  local service
+  for service in redis-server postgresql haproxy nginx; do
     [[ " $* " == *" $service "* ]] || continue
     say "core: disabling the $service service that the package brought"
     systemctl disable --quiet --now "$service.service" >&2 || say "core: could not disable $service.service"

@@ -12,6 +12,7 @@
 )]
 
 pub mod client;
+pub mod front;
 pub mod model_clients;
 pub mod setup;
 pub mod world;

@@ -10,6 +10,7 @@
     reason = "these are tests"
 )]
 
+mod balancers;
 mod conformance;
 mod llm_sdks;
 mod llm_sdks_gateway;
