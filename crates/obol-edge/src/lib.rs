@@ -20,6 +20,7 @@ mod mcp;
 mod metadata;
 mod ops;
 mod origin;
+mod patience;
 mod peer;
 mod serve;
 mod service;

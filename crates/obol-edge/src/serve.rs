@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 use crate::activity::{Activity, BusyBody, UnderWay};
+use crate::patience::Patient;
 
 /// Longest time for the head of a request, and longest time without any request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,6 +62,9 @@ pub struct ServeOptions {
     pub class: Class,
     /// The most connections at once; more wait in the kernel's queue. Leaves descriptors for upstreams and probes.
     pub max_connections: usize,
+    /// How long a peer may take nothing of what waits for it: then its connection is closed, and what was under way on it
+    /// ends as if it had left.
+    pub stall_timeout: Duration,
 }
 
 /// Accepts connections on `listener` and serves `router` until `stop`; each connection is a task.
@@ -83,7 +87,7 @@ pub async fn serve(
         };
         match (place, accepted) {
             (Ok(place), Ok((stream, _))) => {
-                let connection = connection(stream, router.clone(), stop.clone());
+                let connection = connection(stream, router.clone(), options.stall_timeout, stop.clone());
                 tasks.spawn(options.class, "connection", async move {
                     connection.await;
                     drop(place);
@@ -100,7 +104,7 @@ pub async fn serve(
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) {
+async fn connection(stream: TcpStream, router: Router, stall_timeout: Duration, stop: CancellationToken) {
     // Small answers must not wait for the peer's acknowledgement.
     if let Err(e) = stream.set_nodelay(true) {
         tracing::debug!(error = %e, "cannot set nodelay");
@@ -120,7 +124,8 @@ async fn connection(stream: TcpStream, router: Router, stop: CancellationToken) 
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEP_ALIVE)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let stream = TokioIo::new(Patient::new(stream, stall_timeout));
+    let connection = builder.serve_connection(stream, service);
     tokio::pin!(connection);
     let served = tokio::select! {
         served = connection.as_mut() => served,

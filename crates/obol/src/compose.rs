@@ -51,6 +51,8 @@ const CALL_SLACK: Duration = Duration::from_mins(1);
 const ADMIN_CONNECTIONS: usize = 64;
 /// Connections of other replicas: each keeps a few.
 const PEER_CONNECTIONS: usize = 512;
+/// How long either of them may take nothing.
+const STALL_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Where the state of a replica lives.
 pub(crate) struct Stores {
@@ -242,7 +244,11 @@ impl Replica {
         let pool = Ending::spawn(&tasks, "pool", |stop| pool.run(stop));
         if let (Some(listener), Some(router)) = (peer_listener, gateway.peer()) {
             let peer = listener.local_addr()?;
-            let options = ServeOptions { class: Class::Background, max_connections: PEER_CONNECTIONS };
+            let options = ServeOptions {
+                class: Class::Background,
+                max_connections: PEER_CONNECTIONS,
+                stall_timeout: STALL_TIMEOUT,
+            };
             // Others are answered until all requests have ended, so that what they tell still arrives (DESIGN §13).
             let serving = serve(listener, router, tasks.clone(), options, background.clone());
             tasks.spawn(Class::Background, "peer listener", serving);
@@ -253,7 +259,7 @@ impl Replica {
             tracing::debug!(error = %e, "this replica has no lease yet");
         }
         let lease = Ending::spawn(&tasks, "lease", |stop| peers.run(stop));
-        let public = listen(&gateway, listeners, &drain)?;
+        let public = listen(&gateway, listeners, config.client_stall_timeout, &drain)?;
         Ok(Self {
             drain,
             drain_options: DrainOptions { timeout: config.drain_timeout, delay: config.drain_delay },
@@ -313,7 +319,12 @@ impl Replica {
     }
 }
 
-fn listen(gateway: &Gateway, listeners: Listeners, drain: &Drain) -> Result<SocketAddr, Failure> {
+fn listen(
+    gateway: &Gateway,
+    listeners: Listeners,
+    stall_timeout: Duration,
+    drain: &Drain,
+) -> Result<SocketAddr, Failure> {
     let tasks = drain.tasks();
     let public = listeners.public.local_addr()?;
     let router = if listeners.admin.is_some() { gateway.public() } else { gateway.one_port() };
@@ -326,7 +337,7 @@ fn listen(gateway: &Gateway, listeners: Listeners, drain: &Drain) -> Result<Sock
             listeners.public,
             router,
             tasks.clone(),
-            ServeOptions { class: Class::Request, max_connections },
+            ServeOptions { class: Class::Request, max_connections, stall_timeout },
             stop,
         ),
     );
@@ -335,7 +346,11 @@ fn listen(gateway: &Gateway, listeners: Listeners, drain: &Drain) -> Result<Sock
         let admin = listener.local_addr()?;
         // Probes answer until the process ends, so nothing stops this listener.
         let never = CancellationToken::new();
-        let options = ServeOptions { class: Class::Background, max_connections: ADMIN_CONNECTIONS };
+        let options = ServeOptions {
+            class: Class::Background,
+            max_connections: ADMIN_CONNECTIONS,
+            stall_timeout: STALL_TIMEOUT,
+        };
         tasks.spawn(
             Class::Background,
             "admin listener",

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use obol_auth::{ServiceTokens, UsedTokens, party};
@@ -20,6 +21,8 @@ use crate::{out, service};
 
 /// Replicas keep few connections, and each is idle for the most part.
 const CONNECTIONS: usize = 256;
+/// How long one of them may take nothing.
+const STALL_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A listener that is bound, and nobody answers yet.
 pub(crate) struct Bound {
@@ -59,7 +62,8 @@ pub(crate) fn start(
     let Bound { listener, tokens } = bound;
     let address = listener.local_addr()?;
     let router = ControlApi { knowledge: Arc::new(Knowledge(store)), tokens, clock }.router();
-    let options = ServeOptions { class: Class::Request, max_connections: CONNECTIONS };
+    let options =
+        ServeOptions { class: Class::Request, max_connections: CONNECTIONS, stall_timeout: STALL_TIMEOUT };
     let tasks = drain.tasks().clone();
     let serving = serve(listener, router, tasks.clone(), options, stop);
     tasks.spawn(Class::Background, "control listener", serving);

@@ -203,6 +203,8 @@ pub struct Gateway {
     pub drain_delay: Duration,
     /// Bound of the upstream phase of one request.
     pub upstream_timeout: Duration,
+    /// How long a client may take nothing of what waits for it.
+    pub client_stall_timeout: Duration,
     /// For how long a request is known by its idempotency key; longer than any call.
     pub idempotency_ttl: Duration,
     /// What signs and verifies service JWTs; `None` turns everything off that needs them.
@@ -413,6 +415,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
     let drain_timeout = reader.seconds(&table::DRAIN_TIMEOUT_S);
     let drain_delay = drain_delay(reader, drain_timeout);
     let upstream_timeout = reader.seconds(&table::UPSTREAM_TIMEOUT_S);
+    let client_stall_timeout = reader.seconds(&table::CLIENT_STALL_TIMEOUT_S);
     let idempotency_ttl = idempotency_ttl(reader, upstream_timeout, drain_timeout);
     let service_jwt = service_jwt(reader);
     let admin_token = reader.optional(&table::ADMIN_TOKEN, AdminToken::parse);
@@ -433,6 +436,7 @@ fn gateway(reader: &mut Reader<'_>) -> Option<Gateway> {
         drain_timeout: drain_timeout?,
         drain_delay: drain_delay?,
         upstream_timeout: upstream_timeout?,
+        client_stall_timeout: client_stall_timeout?,
         idempotency_ttl: idempotency_ttl?,
         service_jwt,
         admin_token,

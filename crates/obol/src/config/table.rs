@@ -530,6 +530,16 @@ variables! {
         used_by: GATEWAY,
     }
 
+    /// How long a client may take nothing of what waits for it. Then its connection is closed, what it asked for ends as
+    /// if it had left, and what was used is settled. A client that reads slowly, or a stream that is silent, is not cut.
+    CLIENT_STALL_TIMEOUT_S {
+        default: Unset::Value("60"),
+        shape: Shape::Seconds { min: 1, max: 3600 },
+        secrecy: Secrecy::Open,
+        option: None,
+        used_by: GATEWAY,
+    }
+
     /// How long a request is known by its idempotency key, counted from its answer: one that is sent again under it is
     /// answered again, and not made again. Longer than `OBOL_UPSTREAM_TIMEOUT_S` and `OBOL_DRAIN_TIMEOUT_S` together, so
     /// that no call outlives its key.
