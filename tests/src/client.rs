@@ -51,7 +51,14 @@ impl Reply {
     /// # Errors
     /// When there is no whole answer.
     pub async fn try_of(request: RequestBuilder) -> Result<Self, reqwest::Error> {
-        let response = request.send().await?;
+        Self::read(request.send().await?).await
+    }
+
+    /// Reads all of an answer whose head is here.
+    ///
+    /// # Errors
+    /// When it does not come to its end.
+    pub async fn read(response: reqwest::Response) -> Result<Self, reqwest::Error> {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         Ok(Self { status, headers, body: response.bytes().await? })
     }

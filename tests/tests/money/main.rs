@@ -14,8 +14,12 @@ mod binding;
 mod budgets;
 mod changes;
 mod crashes;
+mod failures;
+mod fallback;
 mod kills;
 mod repeated;
+mod repeated_llm;
+mod slow;
 mod stores;
 
 use std::collections::BTreeMap;
