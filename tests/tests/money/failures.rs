@@ -351,6 +351,27 @@ fn page(status: u16) -> Does {
     say(Raw::json(page).status(status).header("content-type", "text/html"))
 }
 
+/// Targets that say nothing, or nothing of an answer, for as long as anybody waits.
+pub(super) fn silences(dialect: Dialect, stream: bool) -> Vec<(&'static str, Does)> {
+    let head = Raw::events::<String>([]).wait_for_release();
+    let mut all = vec![("no head", Does::Say(Says::Stall))];
+    if stream {
+        all.push(("a head", say(head)));
+        all.push(("a role", say(Raw::events([dialect.role()]).wait_for_release())));
+    } else {
+        all.push(("a head", say(head.header("content-type", "application/json"))));
+    }
+    all
+}
+
+/// A stream that falls silent in the middle.
+pub(super) fn stalled(dialect: Dialect) -> Cut {
+    let sent = dialect.role() + &dialect.token("word");
+    // One release more than it gets.
+    let raw = Raw::events([sent.clone()]).wait_for_release().wait_for_release();
+    Cut { name: "a token, then silence".to_owned(), does: say(raw), sent, code: Some("upstream_timeout") }
+}
+
 /// A stream that does not end as it should, when it is released, once something of it is with the caller.
 #[derive(Debug)]
 pub(super) struct Cut {

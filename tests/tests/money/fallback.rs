@@ -11,7 +11,9 @@ use obol_tests::{ALLOW_ALL, SOON};
 use reqwest::RequestBuilder;
 use serde_json::Value;
 
-use super::failures::{Cut, Dialect, Does, Failure, Rest, Then, WORDS, cuts, failures, good};
+use super::failures::{
+    Cut, Dialect, Does, Failure, Rest, Then, WORDS, cuts, failures, good, silences, stalled,
+};
 use super::{counters, new_key, total};
 
 /// Of the three targets in nano-USD for a token of the prompt; one of the answer costs twice as much.
@@ -227,12 +229,11 @@ impl Targets {
     }
 
     /// The first target breaks off after something of its answer was relayed.
-    async fn cut(&mut self, cut: &Cut) {
+    async fn cut(&mut self, cut: &Cut, model: &str) {
         let row = format!("{:?} {}", self.dialect, cut.name);
-        let model = self.model("three");
         self.set(&[&cut.does], true).await;
         let before = self.calls();
-        let response = self.request(&self.key, &model, true).send().await.unwrap();
+        let response = self.request(&self.key, model, true).send().await.unwrap();
         // Its head has come, so the first content has.
         self.servers[0].release();
         let reply = Reply::read(response).await.unwrap();
@@ -329,7 +330,8 @@ fn workspace(dialect: Dialect, servers: &[FakeLlm; 3], models: usize) -> String 
     }
     yaml.push_str("models:\n");
     let mut model = |name: &str, upstream: &str, prices: &[i64]| {
-        writeln!(yaml, "  {name}:\n    max_output: 1000\n    targets:").unwrap();
+        let limits = if name.starts_with("hasty") { HASTY } else { "" };
+        writeln!(yaml, "  {name}:\n    max_output: 1000\n{limits}    targets:").unwrap();
         for (n, price) in prices.iter().enumerate() {
             let price = format!("{{ input: {}, output: {} }}", price / 1_000, price / 500);
             let target = format!("provider: {letter}{}, model: {upstream}, price: {price}", n + 1);
@@ -338,12 +340,17 @@ fn workspace(dialect: Dialect, servers: &[FakeLlm; 3], models: usize) -> String 
     };
     model("dear", "dear", &[1_000, 10_000, 10_000]);
     model("cheap-again", "cheap-again", &[1_000, 10_000, 1_000]);
+    for name in ["hasty", "hasty-too", "hasty-again"] {
+        model(name, name, &PRICES);
+    }
     for n in 1..=models {
         model(&format!("three-{n}"), &format!("u{n}"), &PRICES);
         model(&format!("one-{n}"), &format!("u{n}"), &PRICES[..1]);
     }
     yaml + "policies: [acme.cedar]\n"
 }
+
+const HASTY: &str = "    first_byte_timeout_s: 1\n    idle_timeout_s: 1\n";
 
 /// More than the rows need.
 const MODELS: usize = 400;
@@ -359,7 +366,8 @@ async fn every_failure(dialect: Dialect) {
     }
     let rows = targets.owed.len();
     for cut in cuts(dialect) {
-        targets.cut(&cut).await;
+        let model = targets.model("three");
+        targets.cut(&cut, &model).await;
     }
     targets.settled().await;
     println!("{rows} rows before the first content, {} after it", targets.owed.len() - rows);
@@ -409,6 +417,37 @@ async fn a_fallback_that_the_budget_cannot_pay_is_passed_over() {
                 "{event}"
             );
         }
+        targets.settled().await;
+    }
+}
+
+/// C088: time is up before the first content, and after it.
+#[tokio::test]
+async fn a_target_that_falls_silent_is_left_for_the_next_until_something_was_relayed() {
+    for dialect in [Dialect::Chat, Dialect::Messages] {
+        let mut targets = Targets::start(dialect, 1).await;
+        for (stream, model) in [(false, "hasty"), (true, "hasty-too")] {
+            for (name, silence) in silences(dialect, stream) {
+                let row = format!("{dialect:?} {name} stream={stream}");
+                targets.set(&[&silence], stream).await;
+                let before = targets.calls();
+                let reply = targets.ask(&targets.key, model, stream).await;
+                assert_eq!(
+                    (reply.status, called(before, targets.calls())),
+                    (200, [1, 1, 0]),
+                    "{row}: {reply:?}"
+                );
+                assert_eq!(reply.text(), dialect.good_text(1, stream), "{row}");
+                targets.owe(&row, &reply, "ok", Cost::Exactly(ANSWER * PRICES[1]), &["partial", "ok"]);
+            }
+        }
+        let (_, silence) = silences(dialect, true).remove(0);
+        targets.set(&[&silence; 3], true).await;
+        let reply = targets.ask(&targets.key, "hasty-again", true).await;
+        let code = &targets.is_error("everywhere", &reply)["code"];
+        assert_eq!((reply.status, code), (504, &"upstream_timeout".into()), "{reply:?}");
+        targets.owe("everywhere", &reply, "partial", Cost::Prompt(PRICES[2]), &["partial"; 3]);
+        targets.cut(&stalled(dialect), "hasty-again").await;
         targets.settled().await;
     }
 }
