@@ -259,6 +259,15 @@ fn pods_are_restricted_and_rollouts_leave_nobody_out() {
     assert_eq!(object("Service", "obol-gateway")["spec"]["sessionAffinity"], "None");
 }
 
+#[test]
+fn the_image_is_built_with_the_toolchain_of_the_checkout() {
+    let toolchain = fs::read_to_string(root().join("rust-toolchain.toml")).unwrap();
+    let (_, version) = toolchain.split_once("channel = \"").unwrap();
+    let (version, _) = version.split_once('"').unwrap();
+    let dockerfile = fs::read_to_string(deploy().join("Dockerfile")).unwrap();
+    assert!(dockerfile.contains(&format!("ARG RUST=rust:{version}-")), "rust-toolchain.toml says {version}");
+}
+
 /// A program that ends by itself.
 fn run(mut command: Command) -> Output {
     command.env_remove("RUST_BACKTRACE").output().unwrap_or_else(|why| panic!("{command:?}: {why}"))
