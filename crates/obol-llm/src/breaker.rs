@@ -51,6 +51,13 @@ impl Breakers {
         Ok(())
     }
 
+    /// A stream of the target has begun. Whether it ends well is not known yet, but others need not wait for that.
+    pub(crate) fn begun(&self, route: &Route) {
+        if let Some(health) = self.0.lock().get_mut(&*route.key) {
+            health.rests_until = None;
+        }
+    }
+
     /// The target answered, be it with a refusal of the request itself.
     pub(crate) fn succeeded(&self, route: &Route) {
         let mut all = self.0.lock();

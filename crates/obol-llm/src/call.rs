@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout_at};
 
+use crate::breaker::Breakers;
 use crate::endpoint::{Api, Endpoint};
 use crate::error::LlmError;
 use crate::judge::{Judgement, is_for_the_caller, judge, judge_error};
@@ -31,6 +32,7 @@ const OUTPUT_OF_A_MESSAGE: NonZeroU32 = NonZeroU32::new(4096).unwrap();
 /// One attempt.
 pub(crate) struct Call<'a> {
     pub(crate) upstream: Upstream<'a>,
+    pub(crate) breakers: &'a Arc<Breakers>,
     pub(crate) request: &'a Arc<LlmRequest>,
     /// Until when the answer has to begin.
     pub(crate) first_byte: Instant,
@@ -246,8 +248,9 @@ impl Call<'_> {
             }
             _ => None,
         };
+        let route = self.upstream.route.clone();
         let mut relay =
-            Relay::new(self.upstream.route.clone(), self.request, response, view, translator, limits);
+            Relay::new(route, self.request, response, view, translator, limits, self.breakers.clone());
         match relay.first(self.first_byte).await {
             Ok(First::Content) => Ok(Reply::Stream(Box::new(relay))),
             Ok(First::Error(data)) => self.error_inside(&data),

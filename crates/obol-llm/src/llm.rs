@@ -190,6 +190,7 @@ impl Llm {
                 deadline.min(Instant::now() + route.first_byte_timeout(self.options.first_byte_timeout))
             };
             let mut call = Call {
+                breakers: &self.breakers,
                 upstream: self.upstream(route),
                 request: &request,
                 first_byte,
@@ -201,7 +202,10 @@ impl Llm {
                 .unwrap_or_else(|_| Err(LlmError::Timeout { provider: route.provider().clone() }));
             let failure = match result {
                 Ok(reply) => {
-                    self.breakers.succeeded(route);
+                    match reply {
+                        Reply::Full { .. } => self.breakers.succeeded(route),
+                        Reply::Stream(_) => self.breakers.begun(route),
+                    }
                     return Ok(answer(reply, route, account).await);
                 }
                 Err(failure) => failure,

@@ -9,8 +9,9 @@ use obol_model::Kind;
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
+use crate::breaker::Breakers;
 use crate::endpoint::Endpoint;
-use crate::error::chain;
+use crate::error::{LlmError, chain};
 use crate::judge::{Judgement, judge_error};
 use crate::request::LlmRequest;
 use crate::route::Route;
@@ -43,6 +44,7 @@ pub(crate) struct Relay {
     held: VecDeque<Bytes>,
     held_bytes: usize,
     limits: StreamLimits,
+    breakers: Arc<Breakers>,
     /// Until when the usage of the finished answer has to come.
     usage_due: Option<Instant>,
     ended: bool,
@@ -103,6 +105,7 @@ impl Relay {
         view: View,
         translator: Option<Translator>,
         limits: StreamLimits,
+        breakers: Arc<Breakers>,
     ) -> Self {
         Self {
             asked: request.endpoint(),
@@ -116,6 +119,7 @@ impl Relay {
             held: VecDeque::new(),
             held_bytes: 0,
             limits,
+            breakers,
             usage_due: None,
             ended: false,
             warned: false,
@@ -286,11 +290,15 @@ impl Relay {
     fn close(&mut self, cut: &Cut) -> Option<Bytes> {
         self.ended = true;
         self.upstream = None;
+        let is_whole = self.view.is_complete() && !matches!(cut, Cut::Odd(_));
+        if is_whole {
+            self.breakers.succeeded(&self.route);
+        }
         let seen = &mut self.view.seen;
         if seen.done && !matches!(cut, Cut::Odd(_)) {
             return self.translator.as_mut().map(Translator::end).filter(|end| !end.is_empty());
         }
-        if seen.finished && seen.error.is_none() && !matches!(cut, Cut::Odd(_)) {
+        if is_whole {
             seen.done = true;
             let end = match &mut self.translator {
                 Some(translator) => translator.end(),
@@ -305,6 +313,9 @@ impl Relay {
         let (kind, code, message) = self.failure(cut);
         let reason = if let Cut::Broken(broken) = cut { chain(broken) } else { String::new() };
         warn!(provider = %self.route.provider(), outcome = code, reason, "llm stream cut");
+        let what = "a stream that did not end well";
+        let failure = LlmError::BadAnswer { provider: self.route.provider().clone(), what };
+        self.breakers.failed(&self.route, &failure);
         Some(error_event(self.asked, kind, code, &message, self.view.seen.events))
     }
 
@@ -517,6 +528,7 @@ mod tests {
                 deadline: Instant::now() + Duration::from_secs(60),
                 max_event: 2 << 20,
             },
+            breakers: Arc::default(),
             usage_due: None,
             ended: false,
             warned: false,

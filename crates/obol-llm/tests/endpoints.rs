@@ -402,6 +402,29 @@ async fn a_target_that_keeps_failing_rests_and_is_tried_again() {
 }
 
 #[tokio::test]
+async fn streams_that_die_in_the_middle_are_failures_and_those_that_end_are_not() {
+    let fake = FakeLlm::start().await;
+    let upstream = Upstream::of(&fake, "a");
+    let llm = llm();
+    let word = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\n";
+    let whole = [word, "data: [DONE]\n\n"];
+    for (events, times) in [(&whole[..1], 4), (&whole[..], 1), (&whole[..1], 5)] {
+        fake.reply(Reply::events(events.iter().copied()));
+        for _ in 0..times {
+            rest(&mut stream(chat(&llm, &streaming(), &[&upstream]).await.unwrap())).await;
+        }
+    }
+    assert_eq!(chat(&llm, &streaming(), &[&upstream]).await.unwrap_err().code(), "upstream_resting");
+    // One that a client leaves says nothing of the target.
+    let fake = FakeLlm::start().await;
+    let upstream = Upstream::of(&fake, "b");
+    fake.reply(Reply::Raw(Raw::events([word]).wait_for_release()));
+    for _ in 0..10 {
+        drop(stream(chat(&llm, &streaming(), &[&upstream]).await.unwrap()));
+    }
+}
+
+#[tokio::test]
 async fn a_target_is_left_alone_for_as_long_as_it_asks() {
     let (first, second) = (FakeLlm::start().await, FakeLlm::start().await);
     let (a, b) = (Upstream::of(&first, "a"), Upstream::of(&second, "b"));
