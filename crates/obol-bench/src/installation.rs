@@ -200,7 +200,7 @@ impl Memory {
         std::fs::write(files.path().join("bench.cedar"), POLICY).map_err(failed)?;
         let process = Proc::command(binary)
             .named("obol dev".to_owned())
-            .arg("dev")
+            .args(["dev", "--config"])
             .arg(&file)
             .env("OBOL_LISTEN", "127.0.0.1:0")
             .env("OBOL_ADMIN_LISTEN", "127.0.0.1:0")
@@ -210,9 +210,8 @@ impl Memory {
         let addr = line.trim_start_matches(PUBLIC).parse();
         let addr = addr.map_err(|_| Failure::new(format!("`{line}` names no address")))?;
         let said = process.try_wait_for_line(START, |line| line.contains("obol_")).await?;
-        let key = said
-            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-            .find(|word| word.starts_with("obol_"));
+        let is_inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let key = said.split(|c| !is_inside(c)).find(|word| word.starts_with("obol_"));
         let key = key.ok_or_else(|| Failure::new("`obol dev` names no key"))?.to_owned();
         Ok(Self { process, addr, key, _files: files })
     }

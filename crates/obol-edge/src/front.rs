@@ -113,7 +113,14 @@ impl Front {
             return Err(AuthError::Invalid { reason: Conflict::Conflicting }.into());
         }
         let api_key = match target {
-            Target::Llm => headers.get("x-api-key").map(http::HeaderValue::as_bytes),
+            Target::Llm => {
+                let mut keys = headers.get_all("x-api-key").iter();
+                let key = keys.next().map(http::HeaderValue::as_bytes);
+                if keys.next().is_some() {
+                    return Err(AuthError::Invalid { reason: Conflict::Conflicting }.into());
+                }
+                key
+            }
             Target::Mcp | Target::Connection(_) => None,
         };
         let credential = obol_auth::credential(authorization, api_key)?;

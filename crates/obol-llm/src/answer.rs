@@ -29,6 +29,9 @@ pub trait Account: Send + 'static {
     /// The target answers, be it with a refusal. The provider may keep the answer, under that id.
     fn answered(&mut self, route: &Arc<Route>, response_id: Option<&str>) -> impl Future<Output = ()> + Send;
 
+    /// A stream has come to its end, and what it used is known; not asked of one that is given up before.
+    fn ended(&mut self, response_id: Option<&str>) -> impl Future<Output = ()> + Send;
+
     /// What is used, once it is known.
     fn used(&mut self, usage: Usage);
 
@@ -135,8 +138,11 @@ impl<A: Account> AnswerStream<A> {
                 }
                 State::Open { relay, account } => {
                     let Some(bytes) = relay.next().await else {
-                        if let Some(mut account) = account.take() {
+                        if let Some(account) = account {
                             account.used(relay.usage());
+                            account.ended(relay.response_id()).await;
+                        }
+                        if let Some(account) = account.take() {
                             account.close(if relay.is_complete() { Outcome::Ok } else { Outcome::Partial });
                         }
                         self.0 = State::Ended;

@@ -32,23 +32,33 @@ struct Health {
 }
 
 impl Breakers {
-    /// Whether the target may be called now. After a rest one call tries it; the others go on elsewhere until that one has
-    /// an answer, for no longer than another rest.
+    /// Whether the target may be called now.
     pub(crate) fn allow(&self, route: &Route) -> Result<(), LlmError> {
-        let mut all = self.0.lock();
-        let Some(health) = all.get_mut(&*route.key) else { return Ok(()) };
+        let all = self.0.lock();
+        let Some(health) = all.get(&*route.key) else { return Ok(()) };
         let Some(until) = health.rests_until else { return Ok(()) };
         let now = Instant::now();
-        if now < until {
-            let (provider, rest) = (route.provider().clone(), until - now);
-            return Err(if health.asked {
-                LlmError::RateLimited { provider, retry_after: Some(rest) }
-            } else {
-                LlmError::Resting { provider, rest }
-            });
+        if now >= until {
+            return Ok(());
         }
-        health.rests_until = (!health.asked).then(|| now + rest(health.failures));
-        Ok(())
+        let (provider, rest) = (route.provider().clone(), until - now);
+        Err(if health.asked {
+            LlmError::RateLimited { provider, retry_after: Some(rest) }
+        } else {
+            LlmError::Resting { provider, rest }
+        })
+    }
+
+    /// The target is called. After a rest one call tries it; the others go on elsewhere until that one has an answer, for
+    /// no longer than another rest.
+    pub(crate) fn calling<'a>(&'a self, route: &'a Route) -> Trial<'a> {
+        let mut all = self.0.lock();
+        let health = all.get_mut(&*route.key).filter(|health| !health.asked && health.rests_until.is_some());
+        let is_trial = health.is_some();
+        if let Some(health) = health {
+            health.rests_until = Some(Instant::now() + rest(health.failures));
+        }
+        Trial { breakers: self, route, is_open: is_trial }
     }
 
     /// A stream of the target has begun. Whether it ends well is not known yet, but others need not wait for that.
@@ -84,6 +94,30 @@ impl Breakers {
         if health.failures >= PATIENCE {
             health.rests_until = Some(now + rest(health.failures));
             health.asked = false;
+        }
+    }
+}
+
+/// The one call that tries a target after its rest. One that is given up without an answer leaves it to the next.
+pub(crate) struct Trial<'a> {
+    breakers: &'a Breakers,
+    route: &'a Route,
+    is_open: bool,
+}
+
+impl Trial<'_> {
+    /// The target answered or failed, which others were told.
+    pub(crate) fn end(mut self) {
+        self.is_open = false;
+    }
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        if self.is_open
+            && let Some(health) = self.breakers.0.lock().get_mut(&*self.route.key)
+        {
+            health.rests_until = Some(Instant::now());
         }
     }
 }

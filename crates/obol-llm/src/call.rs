@@ -53,7 +53,7 @@ pub(crate) enum Reply {
 }
 
 /// What goes out.
-struct Outgoing {
+pub(crate) struct Outgoing {
     /// What the provider is asked for.
     spoken: Endpoint,
     body: Bytes,
@@ -64,8 +64,7 @@ struct Outgoing {
 }
 
 impl Call<'_> {
-    pub(crate) async fn run(&mut self) -> Result<Reply, LlmError> {
-        let outgoing = self.outgoing()?;
+    pub(crate) async fn run(&mut self, outgoing: Outgoing) -> Result<Reply, LlmError> {
         let http = self.http_request(&outgoing)?;
         self.may_have_worked = true;
         let executed = timeout_at(self.first_byte, self.upstream.client.execute(http)).await;
@@ -99,7 +98,10 @@ impl Call<'_> {
     }
 
     /// The request as the provider takes it: as it came where it speaks the caller's dialect, translated otherwise.
-    fn outgoing(&self) -> Result<Outgoing, LlmError> {
+    ///
+    /// # Errors
+    /// When the provider's dialect cannot say it.
+    pub(crate) fn outgoing(&self) -> Result<Outgoing, LlmError> {
         let Self { request, upstream: Upstream { route, .. }, .. } = self;
         let asked = request.endpoint();
         let model = &route.target.model;
@@ -168,6 +170,13 @@ impl Call<'_> {
             #[serde(borrow, default)]
             output: Option<&'a RawValue>,
             #[serde(borrow, default)]
+            data: Option<&'a RawValue>,
+            #[serde(borrow, default)]
+            input_tokens: Option<&'a RawValue>,
+            /// Of a response.
+            #[serde(borrow, default)]
+            status: Option<&'a RawValue>,
+            #[serde(borrow, default)]
             error: Option<&'a RawValue>,
             #[serde(borrow, default)]
             id: Option<&'a RawValue>,
@@ -186,11 +195,19 @@ impl Call<'_> {
             Endpoint::ChatCompletions => answer.choices,
             Endpoint::Messages => answer.content,
             Endpoint::Responses => answer.output,
-            Endpoint::Embeddings | Endpoint::CountTokens => None,
+            Endpoint::Embeddings => answer.data,
+            Endpoint::CountTokens => answer.input_tokens,
         };
+        // What is no answer is nobody's: some servers put their errors into objects of other shapes.
+        let Some(made) = made.filter(|made| is_answer(spoken, made)) else {
+            return Err(self.upstream.bad("an object without an answer"));
+        };
+        if answer.status.is_some_and(|status| status.get() == r#""failed""#) {
+            return Err(self.upstream.bad("a failed answer"));
+        }
         let estimate = || {
             let mut heard = Heard::default();
-            heard.add_message(made.map_or("", RawValue::get).as_bytes());
+            heard.add_message(made.get().as_bytes());
             Estimate { input: self.request.prompt().tokens(), output: heard.tokens() }
         };
         let (usage, implausible) = match spoken {
@@ -297,6 +314,25 @@ impl Call<'_> {
             api.error(Kind::InvalidRequest, "upstream_refused", &message, None)
         };
         Reply::Full { status, bytes, usage: None, response_id: None }
+    }
+}
+
+/// Whether what the model is said to have made can be an answer of that kind.
+fn is_answer(spoken: Endpoint, made: &RawValue) -> bool {
+    /// One of a chat's.
+    #[derive(Deserialize)]
+    struct Choice<'a> {
+        #[serde(borrow, default)]
+        error: Option<&'a RawValue>,
+    }
+    match spoken {
+        Endpoint::ChatCompletions => {
+            serde_json::from_str::<Vec<Choice<'_>>>(made.get()).is_ok_and(|choices| {
+                !choices.is_empty() && !choices.iter().any(|choice| choice.error.is_some_and(is_error))
+            })
+        }
+        Endpoint::CountTokens => made.get().parse::<u64>().is_ok(),
+        Endpoint::Messages | Endpoint::Responses | Endpoint::Embeddings => made.get().starts_with('['),
     }
 }
 

@@ -92,11 +92,21 @@ impl Credential {
         Self::of(name, value.expose())
     }
 
-    /// Whether `text` shows the secret itself.
+    /// Whether `text` shows the secret itself. In JSON it may be spelled with escapes.
     pub(crate) fn is_in(&self, text: &[u8]) -> bool {
         let value = self.value.as_bytes();
         let secret = value.strip_prefix(b"Bearer ").unwrap_or(value);
-        !secret.is_empty() && memmem::find(text, secret).is_some()
+        let shows = |text: &[u8]| !secret.is_empty() && memmem::find(text, secret).is_some();
+        if shows(text) {
+            return true;
+        }
+        if memmem::find(text, b"\\").is_none() {
+            return false;
+        }
+        // Written anew it has no escape that it does not need; names of members count as well.
+        serde_json::from_slice::<serde_json::Value>(text).map_or(true, |value| {
+            shows(value.to_string().replace("\\\"", "\"").replace("\\\\", "\\").as_bytes())
+        })
     }
 
     fn of(name: HeaderName, value: &str) -> Result<Self, CredentialError> {
@@ -179,10 +189,6 @@ impl Llm {
                 passed_over = rests;
                 continue;
             }
-            if let Err(denied) = account.afford(route).await {
-                passed_over = denied;
-                continue;
-            }
             let is_last = index + 1 == routes.len();
             let first_byte = if is_last && !request.is_stream() {
                 deadline
@@ -197,7 +203,20 @@ impl Llm {
                 deadline,
                 may_have_worked: false,
             };
-            let result = timeout_at(deadline, call.run())
+            // It may not be possible to say it in this provider's dialect; others may take it.
+            let outgoing = match call.outgoing() {
+                Ok(outgoing) => outgoing,
+                Err(untranslatable) => {
+                    passed_over = untranslatable;
+                    continue;
+                }
+            };
+            if let Err(denied) = account.afford(route).await {
+                passed_over = denied;
+                continue;
+            }
+            let trial = self.breakers.calling(route);
+            let result = timeout_at(deadline, call.run(outgoing))
                 .await
                 .unwrap_or_else(|_| Err(LlmError::Timeout { provider: route.provider().clone() }));
             let failure = match result {
@@ -206,6 +225,7 @@ impl Llm {
                         Reply::Full { .. } => self.breakers.succeeded(route),
                         Reply::Stream(_) => self.breakers.begun(route),
                     }
+                    trial.end();
                     return Ok(answer(reply, route, account).await);
                 }
                 Err(failure) => failure,
@@ -219,13 +239,9 @@ impl Llm {
             );
             may_have_cost |= call.may_have_worked;
             account.failed(route, &failure, call.may_have_worked);
-            if let LlmError::Invalid { .. } = failure {
-                // It cannot be said in this provider's dialect; others may take it.
-                passed_over = failure;
-            } else {
-                self.breakers.failed(route, &failure);
-                last = Some(failure);
-            }
+            self.breakers.failed(route, &failure);
+            trial.end();
+            last = Some(failure);
             if Instant::now() >= deadline {
                 break;
             }

@@ -40,6 +40,8 @@ pub(crate) struct Relay {
     splitter: Splitter,
     view: View,
     translator: Option<Translator>,
+    /// Something came that cannot be translated; what came before it is handed on first.
+    odd: Option<&'static str>,
     /// What was read while the head of the answer, or its end, was held back.
     held: VecDeque<Bytes>,
     held_bytes: usize,
@@ -73,6 +75,13 @@ impl Translator {
         match self {
             Self::ToChat(stream) => stream.event(event),
             Self::ToMessages(stream) => stream.event(event),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        match self {
+            Self::ToChat(stream) => stream.is_complete(),
+            Self::ToMessages(stream) => stream.is_complete(),
         }
     }
 
@@ -116,6 +125,7 @@ impl Relay {
             splitter: Splitter::new(limits.max_event),
             view,
             translator,
+            odd: None,
             held: VecDeque::new(),
             held_bytes: 0,
             limits,
@@ -133,6 +143,10 @@ impl Relay {
             if let Ok(Some(run)) = &pumped {
                 self.held_bytes += run.len();
                 self.held.push_back(run.clone());
+            }
+            // Nothing has reached the caller: another target may still answer.
+            if let Some(what) = self.odd {
+                return Err(Cut::Odd(what));
             }
             // Also when nothing could be read after it: what the event says goes before how the stream ended.
             if let Some(first) = &self.view.seen.first {
@@ -201,9 +215,11 @@ impl Relay {
         self.view.usage(|| self.prompt.tokens())
     }
 
-    /// The answer came to its end, and no error.
+    /// The answer came to its end, and no error; for the caller as well, where it is translated.
     pub(crate) fn is_complete(&self) -> bool {
         self.view.is_complete()
+            && self.odd.is_none()
+            && self.translator.as_ref().is_none_or(Translator::is_complete)
     }
 
     /// The id of an answer that the provider keeps.
@@ -241,24 +257,26 @@ impl Relay {
 
     /// The next run of events that are for the caller, of those that were read.
     fn take(&mut self) -> Result<Option<Bytes>, Cut> {
-        let Self { splitter, view, translator, .. } = self;
+        if let Some(what) = self.odd {
+            return Err(Cut::Odd(what));
+        }
+        let Self { splitter, view, translator, odd, .. } = self;
         let Some(translator) = translator else {
             return splitter.take(|event| view.look(event)).map_err(|_| Cut::TooLarge);
         };
         let mut out = BytesMut::new();
-        let mut odd = None;
         // Nothing is kept of it as it is, so that one call sees all of the events.
         let taken = splitter.take(|event| {
             if view.look(event) && odd.is_none() {
                 match translator.event(event) {
                     Ok(translated) => out.extend_from_slice(&translated),
-                    Err(AnswerError(what)) => odd = Some(what),
+                    Err(AnswerError(what)) => *odd = Some(what),
                 }
             }
             false
         });
-        match (taken, odd) {
-            _ if !out.is_empty() && odd.is_none() => Ok(Some(out.freeze())),
+        match (taken, *odd) {
+            _ if !out.is_empty() => Ok(Some(out.freeze())),
             (Err(_), _) => Err(Cut::TooLarge),
             (Ok(_), Some(what)) => Err(Cut::Odd(what)),
             (Ok(_), None) => Ok(None),
@@ -281,7 +299,10 @@ impl Relay {
         let missing: &[u8] = if tail.ends_with(b"\n") { b"\n" } else { b"\n\n" };
         let event = Bytes::from([&tail[..], missing].concat());
         match &mut self.translator {
-            Some(translator) => translator.event(&event).map_err(|AnswerError(what)| Cut::Odd(what)),
+            Some(translator) => translator.event(&event).map_err(|AnswerError(what)| {
+                self.odd = Some(what);
+                Cut::Odd(what)
+            }),
             None => Ok(event),
         }
     }
@@ -290,12 +311,12 @@ impl Relay {
     fn close(&mut self, cut: &Cut) -> Option<Bytes> {
         self.ended = true;
         self.upstream = None;
-        let is_whole = self.view.is_complete() && !matches!(cut, Cut::Odd(_));
+        let is_whole = self.is_complete();
         if is_whole {
             self.breakers.succeeded(&self.route);
         }
         let seen = &mut self.view.seen;
-        if seen.done && !matches!(cut, Cut::Odd(_)) {
+        if is_whole && seen.done {
             return self.translator.as_mut().map(Translator::end).filter(|end| !end.is_empty());
         }
         if is_whole {
@@ -305,10 +326,6 @@ impl Relay {
                 None => last_event(self.asked),
             };
             return (!end.is_empty()).then_some(end);
-        }
-        if let Cut::Odd(_) = cut {
-            // Whatever it cost is known only as far as it came.
-            seen.error.get_or_insert_default();
         }
         let (kind, code, message) = self.failure(cut);
         let reason = if let Cut::Broken(broken) = cut { chain(broken) } else { String::new() };
@@ -521,6 +538,7 @@ mod tests {
             splitter: Splitter::new(2 << 20),
             view: View::new(spoken, hide_usage),
             translator,
+            odd: None,
             held: VecDeque::new(),
             held_bytes: 0,
             limits: StreamLimits {

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn a_plain_answer_is_relayed_byte_for_byte_with_its_usage() {
     let fake = FakeLlm::start().await;
-    let body = "{ \"big\":123456789012345678901234567890, \"x\":1.0,\"choices\":[],\"e\":\"\\u00e9\",\
+    let body = "{ \"big\":123456789012345678901234567890, \"x\":1.0,\"choices\":[{}],\"e\":\"\\u00e9\",\
                 \"usage\":{\"prompt_tokens\":10,\"completion_tokens\":4,\"prompt_tokens_details\":{\"cached_tokens\":8}} }\n";
     fake.reply(Reply::json(body));
     let sent = r#"{"temperature":1.0,"model":"pub","seed":12345678901234567890123,"messages":[]}"#;
@@ -131,6 +131,16 @@ async fn a_success_without_an_answer_is_a_failed_attempt() {
     let bad = Err(("upstream_bad_answer", Kind::Upstream));
     matrix(Reply::Raw(Raw::json("<html>hello</html>").header("content-type", "text/html")), bad).await;
     matrix(Reply::json(""), bad).await;
+    for other in [
+        "{}",
+        r#"{"choices":[]}"#,
+        r#"{"choices":{}}"#,
+        r#"{"object":"error","message":"scripted"}"#,
+        r#"{"detail":"scripted"}"#,
+        r#"{"choices":[{"error":{"message":"scripted"}}],"usage":{"prompt_tokens":5}}"#,
+    ] {
+        matrix(Reply::json(other), bad).await;
+    }
     matrix(Reply::Raw(Raw::json("").status(204)), bad).await;
     matrix(Reply::Raw(Raw::json("{}").header("content-encoding", "gzip")), bad).await;
     matrix(Reply::Raw(Raw::json("<h1>404</h1>").status(404)), bad).await;
@@ -188,6 +198,9 @@ async fn only_words_about_the_callers_own_request_are_passed_on() {
         (409, said, false),
         (451, said, false),
         (400, leak, false),
+        (400, r#"{"error":{"message":"sk\u002da may not do that"}}"#, false),
+        (400, r#"{"error":{"\u0073k-a":"may not do that"}}"#, false),
+        (400, r#"{"error":{"message":"`top_p` is too \u006carge"}}"#, true),
     ] {
         fake.reply(Reply::Raw(Raw::json(body).status(status)));
         for asked in [plain(), streaming()] {

@@ -180,7 +180,9 @@ async fn responses_are_relayed_with_their_id_and_their_usage() {
     let expected_body = r#"{"model":"a-model","max_output_tokens":99,"stream":true,"input":"hi"}"#;
     assert_eq!(fake.last_body().unwrap(), expected_body);
     assert_eq!(told.heard().answered, Some(("a".into(), Some("resp_1".into()))));
+    assert_eq!(told.heard().ended, None);
     assert_eq!(rest(&mut stream(answer.unwrap())).await, [CREATED, ITEM, TEXT, COMPLETED].concat());
+    assert_eq!(told.heard().ended.as_deref(), Some("resp_1"));
     let end = told.end();
     assert_eq!((end.tokens, end.complete, end.estimated), (expected, true, false));
 
@@ -328,6 +330,83 @@ async fn messages_are_translated_for_a_provider_of_chat() {
     let (answer, _) = call(&llm(), &asked, &[&Upstream::of(&fake, "a")]).await;
     let relayed = rest(&mut stream(answer.unwrap())).await;
     assert!(relayed.contains("event: error\n") && !relayed.contains("message_stop"), "{relayed}");
+}
+
+/// Streams that come in one piece, and hold something that the caller's dialect has no word for.
+#[tokio::test]
+async fn a_stream_that_cannot_be_translated_is_no_answer_and_no_end() {
+    let chunk = |choice: &str| format!("data: {{\"id\":\"c\",\"choices\":[{choice}]}}\n\n");
+    let hello = chunk(r#"{"index":0,"delta":{"content":"hello"},"finish_reason":null}"#);
+    let stop = chunk(r#"{"index":0,"delta":{},"finish_reason":"stop"}"#);
+    let done = "data: [DONE]\n\n".to_owned();
+    let nameless = chunk(
+        r#"{"index":0,"delta":{"tool_calls":[{"index":0,"id":"","function":{"name":"f","arguments":"{}"}}]}}"#,
+    );
+    let second = chunk(r#"{"index":1,"delta":{"content":"x"}}"#);
+    let odd_block = "event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"server_tool_use\",\"id\":\"s\",\"name\":\"x\",\"input\":{}}}\n\n";
+    let of_chat: Vec<Vec<String>> = vec![
+        vec![hello.clone(), done.clone()],
+        vec![stop.clone(), hello.clone(), done.clone()],
+        vec![nameless, stop.clone(), done.clone()],
+        vec![second, stop, done],
+    ];
+    let of_messages: Vec<Vec<String>> = vec![
+        [START, odd_block, END, MESSAGE_STOP].map(str::to_owned).to_vec(),
+        [START, BLOCK, HELLO, BLOCK_STOP, MESSAGE_STOP].map(str::to_owned).to_vec(),
+    ];
+    let (first, second) = (FakeLlm::start().await, FakeLlm::start().await);
+    let messages = request_of(Endpoint::Messages, MESSAGES_STREAM);
+    let b = Upstream::of(&second, "b");
+    for (kind, asked, events) in of_chat
+        .into_iter()
+        .map(|events| (ProviderKind::Openai, messages.clone(), events))
+        .chain(of_messages.into_iter().map(|events| (ProviderKind::Anthropic, streaming(), events)))
+    {
+        let a = Upstream { kind, ..Upstream::of(&first, "a") };
+        first.reply(Reply::events([events.concat()]));
+        let failure = chat(&llm(), &asked, &[&a]).await.unwrap_err();
+        assert_eq!(failure.code(), "upstream_bad_answer", "{events:?}");
+        assert_eq!(by(&chat(&llm(), &asked, &[&a, &b]).await.unwrap()), "b", "{events:?}");
+        // In two pieces what came first is with the caller already: then it ends as an error.
+        let (head, tail) = (events[..events.len() - 1].concat(), events[events.len() - 1].clone());
+        first.reply(Reply::Raw(Raw::events([head]).wait(Duration::from_millis(20)).then(tail)));
+        let (answer, told) = call(&llm(), &asked, &[&a]).await;
+        if let Ok(answer) = answer {
+            let relayed = rest(&mut stream(answer)).await;
+            assert!(relayed.contains("upstream_bad_answer"), "{events:?}: {relayed}");
+            assert!(!relayed.contains("[DONE]") && !relayed.contains("message_stop"), "{relayed}");
+            assert_eq!(told.heard().outcome, Some(Outcome::Partial));
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_only_looks_does_not_keep_a_target_at_rest() {
+    let fake = FakeLlm::start().await;
+    let a = claude(&fake, "a");
+    let llm = llm();
+    fake.reply(Reply::status(500));
+    for _ in 0..5 {
+        drop(chat(&llm, &plain(), &[&a]).await);
+    }
+    assert_eq!(chat(&llm, &plain(), &[&a]).await.unwrap_err().code(), "upstream_resting");
+    fake.reply(Reply::Stall);
+    // The first after the rest is given up by its client: the next may try.
+    let routes = vec![a.route()];
+    eventually(SOON, || async {
+        let call = llm.call(Arc::new(plain()), routes.clone(), Told::default());
+        tokio::select! {
+            result = call => { assert_eq!(result.unwrap_err().code(), "upstream_resting"); false }
+            () = fake.wait_for_calls(6) => true,
+        }
+    })
+    .await;
+    // What cannot be said in the provider's dialect does not count as a try either.
+    let body = r#"{"model":"pub","n":2,"messages":[{"role":"user","content":"x"}]}"#;
+    let untranslatable = request(body);
+    assert_eq!(chat(&llm, &untranslatable, &[&a]).await.unwrap_err().code(), "unsupported_parameter");
+    fake.reply(Reply::json(r#"{"type":"message","role":"assistant","content":[],"stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":1}}"#));
+    chat(&llm, &plain(), &[&a]).await.unwrap();
 }
 
 #[tokio::test]

@@ -125,6 +125,10 @@ impl Bill {
         Usage { tokens, estimated: true }
     }
 
+    fn used_tokens(&self) -> u64 {
+        self.used.tokens.prompt().saturating_add(self.used.tokens.completion())
+    }
+
     /// Hands the guard what is known. `None` for the outcome: nobody saw the end.
     fn settle(&mut self, outcome: Option<Outcome>) -> Option<UsageGuard> {
         if let Some(route) = self.served.take() {
@@ -171,9 +175,15 @@ impl Account for Bill {
         }
         if let (Some(binder), Some(id)) = (&self.binder, response_id) {
             // Of a stream only the worst is known, and it has to be bound before its id is seen.
-            let used = self.used.tokens.prompt().saturating_add(self.used.tokens.completion());
-            let tokens = if used == 0 { self.most.tokens() } else { used };
+            let tokens =
+                Some(self.used_tokens()).filter(|used| *used > 0).unwrap_or_else(|| self.most.tokens());
             binder.bind(route, id, tokens).await;
+        }
+    }
+
+    async fn ended(&mut self, response_id: Option<&str>) {
+        if let (Some(binder), Some(id), Some(route)) = (&self.binder, response_id, &self.served) {
+            binder.bind(route, id, self.used_tokens()).await;
         }
     }
 

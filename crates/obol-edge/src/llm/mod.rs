@@ -79,6 +79,7 @@ pub(crate) fn routes(surface: Arc<LlmSurface>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*model}", get(model))
         .route("/v1/{*rest}", any(unknown))
+        .method_not_allowed_fallback(unknown)
         .with_state(surface)
 }
 
@@ -185,14 +186,6 @@ impl LlmSurface {
             before = known.ok_or_else(|| stored::no_previous(id))?.tokens;
         }
         let output = request.most_output(model.max_output)?;
-        if endpoint == Endpoint::CountTokens
-            && let Some(route) = routes.first()
-            && route.api() == Api::OpenAi
-        {
-            // No such provider counts for others; what is counted is an estimate in this dialect anyway.
-            let count = serde_json::json!({ "input_tokens": request.prompt().tokens() });
-            return Ok(failure::json(Response::builder(), &count));
-        }
         let input = request.most_input().saturating_add(before);
         let most = Most { input, output: output.unwrap_or_default() };
         let (guard, standing) = match self.admit(&request, admitted, name, &routes, most, key).await? {
@@ -200,6 +193,15 @@ impl LlmSurface {
             Admission::Answered(answer) => return Ok(idempotency::replay(answer)),
         };
         let limits = Limited::of(admitted, standing);
+        if endpoint == Endpoint::CountTokens && routes.first().is_some_and(|route| route.api() == Api::OpenAi)
+        {
+            // No such provider counts for others; what is counted is an estimate in this dialect anyway.
+            let count = serde_json::json!({ "input_tokens": request.prompt().tokens() });
+            guard.cancel();
+            let mut response = failure::json(Response::builder(), &count);
+            limits.put(response.headers_mut());
+            return Ok(response);
+        }
         let binder = request.stores_response().then(|| Binder {
             bindings: self.bindings.clone(),
             workspace: admitted.identity.workspace_id().clone(),

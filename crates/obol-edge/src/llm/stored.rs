@@ -97,6 +97,12 @@ impl LlmSurface {
     ) -> Response {
         self.serve(Api::OpenAi, &headers, async |admitted| {
             let id = id.as_deref().map_or("", String::as_str);
+            if query.as_deref().is_some_and(|query| query.split('&').any(|pair| pair == "stream=true")) {
+                let message = "a stored answer is given as a whole; leave `stream` out";
+                return Err(
+                    Refused::new(Kind::InvalidRequest, "unsupported_parameter", message).about("stream")
+                );
+            }
             let binding = self.binding(admitted, id).await?.ok_or_else(|| not_found(id))?;
             let route = holder(admitted, &binding).ok_or_else(|| not_found(id))?;
             let path = ["responses", id].into_iter().chain(below);

@@ -87,6 +87,8 @@ pub(crate) struct Heard {
     pub(crate) failed: Vec<(String, &'static str)>,
     pub(crate) answered: Option<(String, Option<String>)>,
     pub(crate) used: Option<Usage>,
+    /// The stored answer whose stream came to its end.
+    pub(crate) ended: Option<String>,
     pub(crate) relayed: usize,
     pub(crate) outcome: Option<Outcome>,
     /// Targets that cannot be paid.
@@ -117,6 +119,10 @@ impl Account for Told {
         let mut heard = self.0.lock();
         heard.due = None;
         heard.answered = Some((route.provider().to_string(), response_id.map(str::to_owned)));
+    }
+
+    async fn ended(&mut self, response_id: Option<&str>) {
+        self.0.lock().ended = response_id.map(str::to_owned);
     }
 
     fn used(&mut self, usage: Usage) {
