@@ -43,7 +43,10 @@ pub(crate) fn is_for_the_caller(status: StatusCode) -> bool {
 /// The status that an error object names, by number or by one of the usual words.
 fn named_status(body: &[u8]) -> Option<StatusCode> {
     let body: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let error = body.get("error")?;
+    // Some wrap it into an array; older servers have its members at the top.
+    let body = body.get(0).unwrap_or(&body);
+    let of_choice = || body.pointer("/choices/0/error");
+    let error = body.get("error").filter(|error| !error.is_null()).or_else(of_choice).unwrap_or(body);
     let members = || ["code", "status", "type"].into_iter().filter_map(|name| error.get(name));
     let number = members().find_map(|member| {
         let number = member.as_u64().or_else(|| member.as_str()?.parse().ok())?;
@@ -57,8 +60,39 @@ fn named_status(body: &[u8]) -> Option<StatusCode> {
             "overloaded_error" | "overloaded" => Some(StatusCode::SERVICE_UNAVAILABLE),
             "timeout_error" | "timeout" => Some(StatusCode::REQUEST_TIMEOUT),
             "invalid_api_key" | "authentication_error" | "permission_error" => Some(StatusCode::UNAUTHORIZED),
-            "invalid_request_error" | "context_length_exceeded" => Some(StatusCode::BAD_REQUEST),
+            "invalid_request_error" | "context_length_exceeded" | "BadRequestError" => {
+                Some(StatusCode::BAD_REQUEST)
+            }
             _ => None,
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_their_status_in_many_ways() {
+        for (body, expected) in [
+            (r#"{"error":{"code":429,"type":"invalid_request_error"}}"#, Some(429)),
+            (r#"{"error":{"code":"context_length_exceeded"}}"#, Some(400)),
+            (r#"{"error":{"message":"x"},"code":400}"#, None),
+            (r#"{"error":"x","code":400}"#, None),
+            (r#"{"error":null,"code":"400"}"#, Some(400)),
+            (
+                r#"{"object":"error","message":"x","type":"BadRequestError","param":null,"code":400}"#,
+                Some(400),
+            ),
+            (r#"{"object":"error","type":"BadRequestError"}"#, Some(400)),
+            (r#"{"type":"error","code":"rate_limit_exceeded"}"#, Some(429)),
+            (r#"[{"error":{"code":503}}]"#, Some(503)),
+            (r#"{"choices":[{"error":{"code":502}}]}"#, Some(502)),
+            (r#"{"object":"error","code":200}"#, None),
+            (r#"{"detail":"x"}"#, None),
+            ("no json", None),
+        ] {
+            assert_eq!(named_status(body.as_bytes()).map(|status| status.as_u16()), expected, "{body}");
+        }
+    }
 }

@@ -246,7 +246,7 @@ fn a_stream_of_chunks_becomes_events_one_by_one() {
     .map(|events| events.into_iter().map(named).collect())
     .collect();
     assert_eq!(events[1..], expected[1..]);
-    assert_eq!(events[0], ": comment\n\n");
+    assert_eq!(events[0], ": alive\n\n");
     assert_eq!((end.as_str(), complete), ("", true));
 }
 

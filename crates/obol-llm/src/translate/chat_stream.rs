@@ -11,10 +11,10 @@ use super::error::raw_to_messages;
 use super::object::{decode, inner, join};
 use super::usage::{MessagesUsage, tokens_of_chat};
 use super::wire::json_frame;
-use super::{AnswerError, Dialect, Labels, Phase, error_frame};
+use super::{ALIVE, AnswerError, Dialect, Labels, Phase, error_frame};
 use crate::sse;
 use crate::usage::Reading;
-use crate::view::is_error;
+use crate::view::{is_error, is_error_answer};
 
 const ODD_CHUNK: AnswerError = AnswerError("a chunk that cannot be read");
 const LATE: AnswerError = AnswerError("content after what it belongs to was complete");
@@ -220,10 +220,8 @@ impl ChatToMessagesStream {
 
     fn translate(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), AnswerError> {
         let Some(data) = sse::data(event) else {
-            // A comment: a sign of life in both dialects. Its last line feed may still be on its way.
             if event.starts_with(b":") {
-                out.extend_from_slice(event.trim_ascii_end());
-                out.extend_from_slice(b"\n\n");
+                out.extend_from_slice(ALIVE);
             }
             return Ok(());
         };
@@ -233,7 +231,8 @@ impl ChatToMessagesStream {
         }
         let parsed = serde_json::from_slice::<Chunk<'_>>(&data);
         let error = parsed.as_ref().ok().and_then(Chunk::error);
-        if error.is_some() || sse::is_named(event, b"error") {
+        let has_choices = parsed.as_ref().is_ok_and(|chunk| chunk.choices.is_some());
+        if error.is_some() || sse::is_named(event, b"error") || !has_choices && is_error_answer(&data) {
             self.phase = Phase::Failed;
             out.extend_from_slice(&error_frame(Dialect::Messages, &raw_to_messages(error)));
             return Ok(());
@@ -289,7 +288,9 @@ impl ChatToMessagesStream {
                 self.call(call.index.unwrap_or(position), call)?;
             }
         }
-        if let (Some(reason), None) = (choice.finish_reason.and_then(decode), &self.finish_reason) {
+        // Some servers have an empty one in every chunk before.
+        let reason = choice.finish_reason.and_then(decode).filter(|reason| !reason.is_empty());
+        if let (Some(reason), None) = (reason, &self.finish_reason) {
             self.finish_reason = Some(reason.into_owned());
             self.phase = Phase::Finished;
         }

@@ -143,6 +143,26 @@ pub fn error_to_messages(status: Option<StatusCode>, body: &[u8]) -> Bytes {
     parts_to_messages(status, &Parts::of_body(body))
 }
 
+/// Whether the body of an error has the object that clients of both dialects read: with a message, in words.
+pub fn has_error_object(body: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Body<'a> {
+        #[serde(borrow, default)]
+        error: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Error<'a> {
+        #[serde(borrow, default)]
+        message: Option<&'a RawValue>,
+    }
+    fn object<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
+        json.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(json).ok()).flatten()
+    }
+    let error = object::<Body<'_>>(body).and_then(|body| body.error);
+    let error = error.and_then(|error| object::<Error<'_>>(error.get().as_bytes()));
+    error.and_then(|error| error.message).is_some_and(|message| message.get().starts_with('"'))
+}
+
 pub(super) fn raw_to_messages(error: Option<&RawValue>) -> Bytes {
     parts_to_messages(None, &Parts::of(error))
 }
@@ -274,5 +294,29 @@ fn type_of_status(status: u16) -> &'static str {
         503 | 529 => "overloaded_error",
         504 => "timeout_error",
         _ => "api_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_object_has_a_message_in_words() {
+        for (body, expected) in [
+            (r#"{"error":{"message":"x"}}"#, true),
+            (r#" {"type":"error","error":{"type":"api_error","message":""}}"#, true),
+            (r#"{"error":{"message":null}}"#, false),
+            (r#"{"error":{}}"#, false),
+            (r#"{"error":"x"}"#, false),
+            (r#"{"error":["x"]}"#, false),
+            (r#"{"detail":[{"msg":"x"}]}"#, false),
+            (r#"{"object":"error","message":"x"}"#, false),
+            (r#"[{"message":"x"}]"#, false),
+            (r#"{"error":{"message":"x"}"#, false),
+            ("", false),
+        ] {
+            assert_eq!(has_error_object(body.as_bytes()), expected, "{body}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::error::raw_to_chat;
 use super::object::{decode, inner};
 use super::usage::ChatUsage;
 use super::wire::{EMPTY_OBJECT, Quoted, frame, json_frame};
-use super::{AnswerError, Dialect, Labels, MessagesReading, Phase, error_frame};
+use super::{ALIVE, AnswerError, Dialect, Labels, MessagesReading, Phase, error_frame};
 use crate::sse;
 
 const ODD_EVENT: AnswerError = AnswerError("an event that cannot be read");
@@ -212,10 +212,8 @@ impl MessagesToChatStream {
 
     fn translate(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), AnswerError> {
         let Some(data) = sse::data(event) else {
-            // A comment: a sign of life in both dialects. Its last line feed may still be on its way.
             if event.starts_with(b":") {
-                out.extend_from_slice(event.trim_ascii_end());
-                out.extend_from_slice(b"\n\n");
+                out.extend_from_slice(ALIVE);
             }
             return Ok(());
         };
@@ -238,6 +236,7 @@ impl MessagesToChatStream {
                     self.reading.read(usage);
                 }
                 let reason = event.delta.and_then(|delta| delta.stop_reason).and_then(decode);
+                let reason = reason.filter(|reason| !reason.is_empty());
                 if let (Some(reason), false) = (reason, self.phase == Phase::Finished) {
                     self.start(None, out);
                     self.phase = Phase::Finished;

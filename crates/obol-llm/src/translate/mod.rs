@@ -43,7 +43,10 @@ use jiff::Timestamp;
 pub use answer::{completion_to_message, message_to_completion};
 pub use chat_request::{ToMessages, chat_to_messages};
 pub use chat_stream::ChatToMessagesStream;
-pub use error::{AnswerError, RequestError, error_frame, error_to_chat, error_to_messages, messages_error};
+pub use error::{
+    AnswerError, RequestError, error_frame, error_to_chat, error_to_messages, has_error_object,
+    messages_error,
+};
 pub use messages_request::{ToChat, TokenLimit, messages_to_chat};
 pub use messages_stream::MessagesToChatStream;
 pub use usage::MessagesReading;
@@ -87,6 +90,9 @@ impl std::fmt::Debug for Translated {
             .finish_non_exhaustive()
     }
 }
+
+/// What a comment of the upstream becomes: a sign of life in both dialects. What it says is the provider's.
+const ALIVE: &[u8] = b": alive\n\n";
 
 /// How far a translated stream is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,23 +3,56 @@
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{First, Seen, USAGE, is_error, is_nothing};
+use super::{
+    First, Lenient, Seen, USAGE, is_error, is_error_event, is_nothing, is_reason, lenient, looks_like_error,
+    object,
+};
 use crate::json;
 use crate::sse;
 use crate::usage::Reading;
 
 static FINISH_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""finish_reason""#));
-static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""error""#));
+static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""choices""#));
+static INDEX: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""index""#));
+static MESSAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""message""#));
+static DETAIL: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""detail""#));
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""delta""#));
+
+/// Which choices of an answer were seen, and which have said why they ended.
+#[derive(Debug, Default)]
+pub(super) struct Choices {
+    seen: u128,
+    finished: u128,
+    /// There are more than can be kept in mind, so that only the last event tells of the end.
+    too_many: bool,
+}
+
+impl Choices {
+    fn see(&mut self, index: u64, finished: bool) {
+        let Some(bit) = u32::try_from(index).ok().and_then(|index| 1_u128.checked_shl(index)) else {
+            self.too_many = true;
+            return;
+        };
+        self.seen |= bit;
+        if finished {
+            self.finished |= bit;
+        }
+    }
+
+    fn are_finished(&self) -> bool {
+        self.seen != 0 && self.seen == self.finished && !self.too_many
+    }
+}
 
 /// Takes note of a chunk. Whether it is to be relayed.
 pub(super) fn look(
     seen: &mut Seen,
     reading: &mut Reading,
+    choices: &mut Choices,
     hide_usage: bool,
     event: &[u8],
     data: &[u8],
@@ -30,14 +63,24 @@ pub(super) fn look(
         return true;
     }
     // Most events have nothing of interest; parsing all of them would be the larger part of a stream's cost.
-    let has_error = json::may_have(data, &ERROR);
-    let chunk = if has_error || [&*USAGE, &*FINISH_REASON].iter().any(|name| json::may_have(data, name)) {
-        serde_json::from_slice::<Chunk<'_>>(data).ok()
-    } else {
-        Some(Chunk::default())
+    let has_error = looks_like_error(data);
+    let has_choices = json::may_have(data, &CHOICES);
+    // Other choices than the first: each has its own end. Parallel calls of tools look alike.
+    let has_others = json::members(data, &INDEX).any(|index| !index.starts_with(b"0"));
+    let is_plain = has_choices
+        && !has_error
+        && !has_others
+        && ![&*USAGE, &*FINISH_REASON].iter().any(|name| json::may_have(data, name));
+    let chunk = if is_plain { None } else { object::<Chunk<'_>>(data) };
+    let is_error = match &chunk {
+        None if is_plain => false,
+        // It must not get past for being broken.
+        None => {
+            has_error || !has_choices && [&*MESSAGE, &*DETAIL].iter().any(|name| json::may_have(data, name))
+        }
+        Some(chunk) => chunk.is_error() || (has_error || !has_choices) && is_error_event(data),
     };
-    // What looks like an error but cannot be read is taken for one: it must not get past for being broken.
-    if chunk.as_ref().map_or(has_error, Chunk::is_error) || sse::is_named(event, b"error") {
+    if is_error || sse::is_named(event, b"error") {
         seen.fail(data);
         if let Some(usage) = chunk.and_then(|chunk| chunk.usage) {
             reading.update(Reading::parse(usage));
@@ -47,18 +90,23 @@ pub(super) fn look(
     for delta in json::members(data, &DELTA) {
         if delta.starts_with(b"{") {
             seen.heard.add_message(delta);
+            if is_plain {
+                choices.see(0, false);
+            }
         }
     }
     if seen.first.is_none() && !is_preamble(data) {
         seen.first = Some(First::Content);
     }
     let chunk = chunk.unwrap_or_default();
-    let has_choices = chunk.choices.is_some();
-    let choices = chunk.choices.unwrap_or_default();
-    seen.finished |= choices.iter().any(|choice| choice.finish_reason.is_some());
+    for choice in chunk.choices.read.iter().flatten() {
+        let index = choice.index.and_then(|index| index.get().parse().ok());
+        choices.see(index.unwrap_or(0), choice.finish_reason.is_some_and(is_reason));
+    }
+    seen.finished = choices.are_finished();
     let Some(usage) = chunk.usage else { return true };
     reading.update(Reading::parse(usage));
-    !(hide_usage && has_choices && choices.is_empty())
+    !(hide_usage && chunk.choices.read.is_some_and(|choices| choices.is_empty()))
 }
 
 /// The members of a chunk that matter; all else is skipped.
@@ -67,7 +115,7 @@ struct Chunk<'a> {
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "lenient")]
-    choices: Option<Vec<Choice<'a>>>,
+    choices: Lenient<Vec<Choice<'a>>>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
@@ -75,20 +123,16 @@ struct Chunk<'a> {
 #[derive(Deserialize)]
 struct Choice<'a> {
     #[serde(borrow, default)]
+    index: Option<&'a RawValue>,
+    #[serde(borrow, default)]
     finish_reason: Option<&'a RawValue>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
 
-/// Choices of another type must not hide the members beside them.
-fn lenient<'de, D: Deserializer<'de>>(choices: D) -> Result<Option<Vec<Choice<'de>>>, D::Error> {
-    let raw = Option::<&'de RawValue>::deserialize(choices)?;
-    Ok(raw.and_then(|raw| serde_json::from_str(raw.get()).ok()))
-}
-
 impl Chunk<'_> {
     fn is_error(&self) -> bool {
-        let of_choices = self.choices.iter().flatten().filter_map(|choice| choice.error);
+        let of_choices = self.choices.read.iter().flatten().filter_map(|choice| choice.error);
         self.error.into_iter().chain(of_choices).any(is_error)
     }
 }
@@ -108,6 +152,7 @@ pub(super) fn is_preamble(data: &[u8]) -> bool {
 fn says_nothing(name: &str, value: &Value) -> bool {
     match value {
         _ if matches!(name, "index" | "role" | "content_filter_results") => true,
+        Value::Bool(false) if name == "finish_reason" => true,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => is_nothing(value),
         Value::Array(items) => items.iter().all(|item| says_nothing(name, item)),
         Value::Object(members) => members.iter().all(|(name, value)| says_nothing(name, value)),

@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{First, Seen, is_error, is_nothing};
+use super::{
+    First, Seen, is_error, is_error_event, is_error_kind, is_nothing, is_reason, looks_like_error, object,
+};
 use crate::sse;
 use crate::translate::MessagesReading;
 
@@ -15,13 +17,15 @@ struct Event<'a> {
     #[serde(borrow, default)]
     r#type: Cow<'a, str>,
     #[serde(borrow, default)]
-    message: Option<Message<'a>>,
+    message: Option<&'a RawValue>,
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
     delta: Option<&'a RawValue>,
     #[serde(borrow, default)]
     content_block: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
@@ -35,9 +39,15 @@ struct Message<'a> {
 /// Takes note of an event. Whether it is to be relayed.
 pub(super) fn look(seen: &mut Seen, reading: &mut MessagesReading, event: &[u8], data: &[u8]) -> bool {
     let is_named_error = sse::is_named(event, b"error");
-    let parsed = serde_json::from_slice::<Event<'_>>(data).ok();
-    let says_error = |event: &Event<'_>| event.r#type == "error" || event.error.is_some_and(is_error);
-    if is_named_error || parsed.as_ref().is_some_and(says_error) {
+    let parsed = object::<Event<'_>>(data);
+    let says_error = |event: &Event<'_>| {
+        event.error.is_some_and(is_error)
+            || event.object.is_some_and(is_error_kind)
+            || event.r#type == "error"
+            // All events of the dialect say what they are.
+            || event.r#type.is_empty() && is_error_event(data)
+    };
+    if is_named_error || parsed.as_ref().map_or_else(|| looks_like_error(data), says_error) {
         seen.fail(data);
         return false;
     }
@@ -46,7 +56,8 @@ pub(super) fn look(seen: &mut Seen, reading: &mut MessagesReading, event: &[u8],
         seen.first.get_or_insert(First::Content);
         return true;
     };
-    for usage in said.message.and_then(|message| message.usage).into_iter().chain(said.usage) {
+    let message = said.message.and_then(|message| object::<Message<'_>>(message.get().as_bytes()));
+    for usage in message.and_then(|message| message.usage).into_iter().chain(said.usage) {
         reading.read(usage);
     }
     match &*said.r#type {
@@ -85,5 +96,5 @@ fn stop_reason(delta: &RawValue) -> Option<&RawValue> {
         #[serde(borrow, default)]
         stop_reason: Option<&'a RawValue>,
     }
-    serde_json::from_str::<Delta<'_>>(delta.get()).ok()?.stop_reason
+    object::<Delta<'_>>(delta.get().as_bytes())?.stop_reason.filter(|reason| is_reason(reason))
 }

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use memchr::memmem::Finder;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -15,6 +16,7 @@ use crate::translate::MessagesReading;
 use crate::usage::{Estimate, Heard, Reading, Usage};
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""usage""#));
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""error""#));
 
 /// The first event of a stream that is more than a preamble.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +70,7 @@ enum Grammar {
     Chat {
         hide_usage: bool,
         reading: Reading,
+        choices: chat::Choices,
     },
     Messages(MessagesReading),
     Responses(Reading),
@@ -80,7 +83,7 @@ impl View {
             Endpoint::Messages | Endpoint::CountTokens => Grammar::Messages(MessagesReading::default()),
             Endpoint::Responses => Grammar::Responses(Reading::default()),
             Endpoint::ChatCompletions | Endpoint::Embeddings => {
-                Grammar::Chat { hide_usage, reading: Reading::default() }
+                Grammar::Chat { hide_usage, reading: Reading::default(), choices: chat::Choices::default() }
             }
         };
         Self { seen: Seen::default(), grammar }
@@ -97,7 +100,9 @@ impl View {
         let Some(data) = sse::data(event) else { return true };
         seen.events += 1;
         match grammar {
-            Grammar::Chat { hide_usage, reading } => chat::look(seen, reading, *hide_usage, event, &data),
+            Grammar::Chat { hide_usage, reading, choices } => {
+                chat::look(seen, reading, choices, *hide_usage, event, &data)
+            }
             Grammar::Messages(reading) => messages::look(seen, reading, event, &data),
             Grammar::Responses(reading) => responses::look(seen, reading, event, &data),
         }
@@ -135,7 +140,109 @@ impl View {
 
 /// Whether the value of an `error` member is an error: SDKs take none of these for one.
 pub(crate) fn is_error(value: &RawValue) -> bool {
-    !matches!(value.get(), "null" | "false" | "0" | "\"\"" | "{}" | "[]")
+    let value = value.get();
+    let inside = |open, close| value.strip_prefix(open).and_then(|rest| rest.strip_suffix(close));
+    let is_empty = |inside: Option<&str>| inside.is_some_and(|inside| inside.trim_ascii().is_empty());
+    !matches!(value, "null" | "false" | "0" | "\"\"")
+        && !is_empty(inside('{', '}'))
+        && !is_empty(inside('[', ']'))
+}
+
+/// Whether an answer, or an event of one, is an error whatever its status says: by an error object, by its kind, or by
+/// a message that stands where the model's words would. What cannot be read is not.
+pub(crate) fn is_error_answer(body: &[u8]) -> bool {
+    tells_error(body).unwrap_or(false)
+}
+
+/// The same of an event whose other members could be read: one that has these twice must not get past.
+fn is_error_event(data: &[u8]) -> bool {
+    tells_error(data).unwrap_or(true)
+}
+
+/// Nothing when it cannot be read.
+fn tells_error(body: &[u8]) -> Option<bool> {
+    #[derive(Deserialize)]
+    struct Answer<'a> {
+        #[serde(borrow, default)]
+        error: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        object: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        r#type: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        message: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        detail: Option<&'a RawValue>,
+        #[serde(borrow, default, deserialize_with = "lenient")]
+        choices: Lenient<Vec<Choice<'a>>>,
+        #[serde(borrow, default)]
+        content: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        output: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        data: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        usage: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Choice<'a> {
+        #[serde(borrow, default)]
+        error: Option<&'a RawValue>,
+    }
+    let answer = object::<Answer<'_>>(body)?;
+    let of_choices = answer.choices.read.iter().flatten().filter_map(|choice| choice.error);
+    let has_answer = answer.choices.is_there
+        || [answer.content, answer.output, answer.data, answer.usage].iter().any(Option::is_some);
+    let says_why = [answer.message, answer.detail].into_iter().flatten().any(is_error);
+    Some(
+        answer.error.into_iter().chain(of_choices).any(is_error)
+            || answer.object.is_some_and(is_error_kind)
+            || answer.r#type.is_some_and(is_error_kind)
+            || (says_why && !has_answer),
+    )
+}
+
+/// Whether the kind of an object, by its `object` or `type`, is an error.
+fn is_error_kind(kind: &RawValue) -> bool {
+    kind.get() == r#""error""#
+}
+
+/// Reads a JSON object. An array is none: its items would be taken for the members in their order.
+fn object<'a, T: Deserialize<'a>>(data: &'a [u8]) -> Option<T> {
+    data.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(data).ok()).flatten()
+}
+
+/// A member that must not hide those beside it when it is of another type.
+#[derive(Debug)]
+struct Lenient<T> {
+    /// It is not null.
+    is_there: bool,
+    read: Option<T>,
+}
+
+impl<T> Default for Lenient<T> {
+    fn default() -> Self {
+        Self { is_there: false, read: None }
+    }
+}
+
+fn lenient<'de, D: Deserializer<'de>, T: Deserialize<'de>>(member: D) -> Result<Lenient<T>, D::Error> {
+    let raw = Option::<&'de RawValue>::deserialize(member)?;
+    Ok(Lenient { is_there: raw.is_some(), read: raw.and_then(|raw| serde_json::from_str(raw.get()).ok()) })
+}
+
+/// Whether data that cannot be read looks like an error, by a member or a value of that name. It is taken for one then:
+/// it must not get past for being broken.
+fn looks_like_error(data: &[u8]) -> bool {
+    ERROR.find_iter(data).any(|at| {
+        let after = data.get(at + ERROR.needle().len()..).unwrap_or_default().trim_ascii_start();
+        after.strip_prefix(b":").is_none_or(|value| !value.trim_ascii_start().starts_with(b"null"))
+    })
+}
+
+/// Whether this is why an answer ended: a word. Some servers have an empty one, or false, in every event before.
+fn is_reason(value: &RawValue) -> bool {
+    value.get().starts_with('"') && value.get() != "\"\""
 }
 
 /// Whether a value of a member holds nothing of an answer.
@@ -271,5 +378,149 @@ mod tests {
         }
         assert!(view.look(&event("[DONE]")) && !view.look(&event(r#"{"error":"sk-leak"}"#)));
         assert!(view.is_complete(), "an answer that was done stays so");
+    }
+
+    const WAYS: [Endpoint; 3] = [Endpoint::ChatCompletions, Endpoint::Messages, Endpoint::Responses];
+
+    #[test]
+    fn errors_without_an_error_object_are_errors() {
+        for json in [
+            r#"{"object":"error","message":"sk-leak","type":"BadRequestError","code":400}"#,
+            r#"{"object": "error","message":"sk-leak","usage":{"prompt_tokens":1},"choices":[]}"#,
+            r#"{"detail":"sk-leak"}"#,
+            r#"{"detail":[{"loc":["body"],"msg":"sk-leak"}]}"#,
+            r#"{"message":"sk-leak","choices":null,"usage":null}"#,
+            r#"{"type":"error","msg":"sk-leak"}"#,
+            r#"{"\u0065rror":"sk-leak"}"#,
+        ] {
+            for spoken in WAYS {
+                let mut view = View::new(spoken, false);
+                assert!(!view.look(&event(json)), "{json}");
+                assert!(matches!(view.seen.first, Some(First::Error(_))) && !view.is_complete(), "{json}");
+            }
+            assert!(is_error_answer(json.as_bytes()), "{json}");
+        }
+        let mut view = View::new(Endpoint::ChatCompletions, false);
+        for harmless in [
+            r#"{"choices":[{"delta":{"content":"x"}}],"message":"x","detail":"y"}"#,
+            r#"{"choices":[],"usage":{"prompt_tokens":1},"message":"x"}"#,
+            r#"{"object":"chat.completion.chunk","message":null,"detail":""}"#,
+            r#"{"type":"ping","data":{"message":"x"}}"#,
+            "{}",
+        ] {
+            assert!(view.look(&event(harmless)), "{harmless}");
+            assert!(!is_error_answer(harmless.as_bytes()), "{harmless}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_and_looks_like_an_error_is_one() {
+        for json in [
+            r#"{"type":"x","error":{"message":"sk-leak"#,
+            r#"{"type":"x","error":null,"error":{"message":"sk-leak"}}"#,
+            r#"{"type":"error","message":"sk-le"#,
+            r#"[{"error":{"code":429,"message":"sk-leak"}}]"#,
+        ] {
+            for spoken in WAYS {
+                let mut view = View::new(spoken, false);
+                assert!(!view.look(&event(json)), "{spoken:?} {json}");
+                assert!(view.seen.error.is_some(), "{spoken:?} {json}");
+            }
+        }
+        for json in [r#"{"detail":"sk-le"#, r#"{"message": "sk-le"#, r#"{"message":"a","message":"sk-leak"}"#]
+        {
+            assert!(!View::new(Endpoint::ChatCompletions, false).look(&event(json)), "{json}");
+        }
+        for spoken in WAYS {
+            assert!(View::new(spoken, false).look(&event(r#"{"error":null,"type":"x"#)));
+            assert!(View::new(spoken, false).look(&event("no json")));
+        }
+    }
+
+    #[test]
+    fn an_answer_of_the_responses_dialect_that_holds_an_error_has_failed() {
+        for json in [
+            r#"{"type":"response.completed","response":{"id":"r","error":{"code":"server_error","message":"sk-leak"}}}"#,
+            r#"{"type":"response.completed","response":{"error":null,"error":{"message":"sk-leak"}}}"#,
+        ] {
+            let mut view = View::new(Endpoint::Responses, false);
+            assert!(!view.look(&event(json)) && !view.is_complete(), "{json}");
+        }
+        let mut view = View::new(Endpoint::Responses, false);
+        assert!(view.look(&event(r#"{"type":"response.completed","error":null,"response":{"error":null}}"#)));
+        assert!(view.is_complete());
+    }
+
+    #[test]
+    fn nothing_in_brackets_is_no_error() {
+        for (json, expected) in [
+            ("{ }", false),
+            ("[\t]", false),
+            ("{}", false),
+            ("\"\"", false),
+            ("[0]", true),
+            ("{\"a\":1}", true),
+            ("\"{}\"", true),
+            ("1", true),
+        ] {
+            assert_eq!(is_error(serde_json::from_str(json).unwrap()), expected, "{json}");
+        }
+        assert!(is_error_answer(br#"{"choices":[{"error":{"code":429},"message":{"content":""}}]}"#));
+        assert!(!is_error_answer(br#"{"choices":[{"error":{ },"message":{"content":""}}],"error":[ ]}"#));
+        assert!(!is_error_answer(br#"{"output":[],"error":null,"message":"x"}"#));
+    }
+
+    #[test]
+    fn an_empty_reason_does_not_end_an_answer() {
+        for none in [r#""""#, "false", "null", "0"] {
+            let mut view = View::new(Endpoint::ChatCompletions, false);
+            let chunk = |delta: &str, reason: &str| {
+                event(&format!(
+                    r#"{{"choices":[{{"index":0,"delta":{{{delta}}},"finish_reason":{reason}}}]}}"#
+                ))
+            };
+            view.look(&chunk(r#""role":"assistant""#, none));
+            assert_eq!(view.seen.first.is_none(), none != "0", "{none}");
+            view.look(&chunk(r#""content":"x""#, none));
+            assert!(!view.is_complete() && !view.awaits_usage(), "{none}");
+            view.look(&chunk("", r#""stop""#));
+            assert!(view.is_complete() && view.awaits_usage(), "{none}");
+            let mut view = View::new(Endpoint::Messages, false);
+            view.look(&event(&format!(r#"{{"type":"message_delta","delta":{{"stop_reason":{none}}}}}"#)));
+            assert!(!view.is_complete(), "{none}");
+        }
+    }
+
+    #[test]
+    fn an_answer_of_several_choices_ends_with_the_last_of_them() {
+        let says = |index: u64| {
+            event(&format!(
+                r#"{{"choices":[{{"index": {index},"delta":{{"content":"x"}},"finish_reason":null}}]}}"#
+            ))
+        };
+        let ends = |index: u64| {
+            event(&format!(r#"{{"choices":[{{"index":{index},"delta":{{}},"finish_reason":"stop"}}]}}"#))
+        };
+        for (events, complete) in [
+            (vec![says(0), says(1), ends(0)], false),
+            (vec![says(0), says(1), ends(1)], false),
+            (vec![says(0), says(1), ends(1), ends(0)], true),
+            (vec![says(0), ends(0), says(1)], false),
+            (vec![says(0), ends(0), says(1), ends(1), event(r#"{"choices":[]}"#)], true),
+            (vec![says(127), ends(127)], true),
+            (vec![says(0), says(128), ends(128), ends(0)], false),
+            (vec![says(0), says(u64::MAX), ends(0), event("[DONE]")], true),
+        ] {
+            let mut view = View::new(Endpoint::ChatCompletions, false);
+            for event in &events {
+                assert!(view.look(event));
+            }
+            assert_eq!(view.is_complete(), complete, "{}", String::from_utf8(events.concat()).unwrap());
+        }
+        // Calls of tools have an index of their own.
+        let mut view = View::new(Endpoint::ChatCompletions, false);
+        view.look(&event(r#"{"choices":[{"index":0,"delta":{"tool_calls":[{"index":3,"id":"c"}]}}]}"#));
+        view.look(&ends(0));
+        assert!(view.is_complete());
     }
 }

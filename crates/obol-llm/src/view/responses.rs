@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{First, Seen, is_error, is_nothing};
+use super::{First, Seen, is_error, is_error_event, is_error_kind, is_nothing, looks_like_error, object};
 use crate::sse;
 use crate::usage::Reading;
 
@@ -23,6 +23,8 @@ struct Event<'a> {
     #[serde(borrow, default)]
     part: Option<&'a RawValue>,
     #[serde(borrow, default)]
+    object: Option<&'a RawValue>,
+    #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
 
@@ -32,6 +34,8 @@ struct Response<'a> {
     id: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
 /// Takes note of an event. Whether it is to be relayed.
@@ -42,11 +46,16 @@ pub(super) fn look(seen: &mut Seen, reading: &mut Reading, event: &[u8], data: &
         seen.done = true;
         return true;
     }
-    let parsed = serde_json::from_slice::<Event<'_>>(data).ok();
+    let parsed = object::<Event<'_>>(data);
     let says_error = |event: &Event<'_>| {
-        matches!(&*event.r#type, "error" | "response.failed") || event.error.is_some_and(is_error)
+        event.error.is_some_and(is_error)
+            || event.object.is_some_and(is_error_kind)
+            || matches!(&*event.r#type, "error" | "response.failed")
+            // All events of the dialect say what they are.
+            || event.r#type.is_empty() && is_error_event(data)
     };
-    let has_failed = sse::is_named(event, b"error") || parsed.as_ref().is_some_and(says_error);
+    let mut has_failed =
+        sse::is_named(event, b"error") || parsed.as_ref().map_or_else(|| looks_like_error(data), says_error);
     let Some(said) = parsed else {
         if has_failed {
             seen.fail(data);
@@ -55,8 +64,11 @@ pub(super) fn look(seen: &mut Seen, reading: &mut Reading, event: &[u8], data: &
         seen.first.get_or_insert(First::Content);
         return !has_failed;
     };
-    let response = said.response.and_then(|raw| serde_json::from_str::<Response<'_>>(raw.get()).ok());
-    if let Some(Response { id, usage }) = response {
+    let response = said.response.and_then(|raw| object::<Response<'_>>(raw.get().as_bytes()));
+    has_failed |=
+        response.is_none() && said.response.is_some_and(|raw| looks_like_error(raw.get().as_bytes()));
+    if let Some(Response { id, usage, error }) = response {
+        has_failed |= error.is_some_and(is_error);
         if seen.response_id.is_none() {
             seen.response_id = id.map(Cow::into_owned);
         }
