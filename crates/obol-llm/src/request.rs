@@ -1,4 +1,5 @@
 mod members;
+mod outside;
 
 use std::fmt;
 use std::ops::Range;
@@ -10,9 +11,10 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use self::members::{
-    Members, duplicate, output_limit, place, read_count, read_flag, read_model, read_stream_options,
-    read_text,
+    Members, NOT_TOLD_APART, duplicate, odd_case, output_limit, place, read_count, read_flag, read_model,
+    read_stream_options, read_text, unusable,
 };
+use self::outside::Outside;
 use crate::endpoint::{Api, Endpoint};
 use crate::error::LlmError;
 use crate::json;
@@ -49,6 +51,8 @@ pub struct LlmRequest {
     previous: Option<String>,
     /// The provider keeps the answer.
     stores: bool,
+    /// What makes its cost unknowable.
+    unbounded: Option<&'static str>,
     headers: HeaderMap,
     received_at: Timestamp,
     /// What a translated answer is called, as its dialect calls answers.
@@ -108,6 +112,9 @@ impl LlmRequest {
         if let Some(twice) = members.twice {
             return Err(duplicate(twice.name()));
         }
+        if let Some(name) = members.odd_case {
+            return Err(odd_case(name));
+        }
         let (model, model_at) = read_model(text, members.model)?;
         let is_chat = endpoint == Endpoint::ChatCompletions;
         let can_stream = !matches!(endpoint, Endpoint::Embeddings | Endpoint::CountTokens);
@@ -128,7 +135,11 @@ impl LlmRequest {
         if endpoint == Endpoint::Responses {
             previous = read_text("previous_response_id", members.previous_response_id)?;
             stores = read_flag("store", members.store)?.unwrap_or(true);
-            members.refuse_what_is_kept_elsewhere(&body)?;
+            members.refuse_what_is_kept_elsewhere()?;
+        }
+        let outside = Outside::of(endpoint, &body);
+        if let Some(name) = outside.kept {
+            return Err(unusable(name, NOT_TOLD_APART));
         }
         let prompt_at = prompt.map_or(0..0, |raw| place(text, raw));
         Ok(Self {
@@ -142,6 +153,7 @@ impl LlmRequest {
             choices,
             previous,
             stores,
+            unbounded: outside.unbounded,
             headers: HeaderMap::new(),
             received_at: Timestamp::UNIX_EPOCH,
             id: format!("{}{}", if is_chat { "chatcmpl-" } else { "msg_" }, Uuid::new_v4().simple()),
@@ -184,6 +196,12 @@ impl LlmRequest {
     /// Whether the provider keeps the answer for later requests.
     pub fn stores_response(&self) -> bool {
         self.stores
+    }
+
+    /// The member that makes its cost unknowable before it is made, if one does: tools that the provider runs, what it
+    /// fetches from elsewhere, dearer ways to be served. Nothing that is set aside bounds them.
+    pub fn unbounded(&self) -> Option<&'static str> {
+        self.unbounded
     }
 
     /// The headers for a provider of the same API.
@@ -305,7 +323,10 @@ impl LlmRequest {
 
     /// What its prompt is estimated from.
     pub fn prompt(&self) -> Prompt {
-        Prompt::of(&self.body)
+        match self.endpoint {
+            Endpoint::Embeddings => Prompt::of_input(&self.body.slice(self.prompt_at.clone())),
+            _ => Prompt::of(&self.body),
+        }
     }
 }
 
@@ -440,6 +461,17 @@ mod tests {
             ),
             (r#"{"model":"m","model":"m"}"#, "duplicate_parameter", Some("model")),
             (r#"{"model":"m","m\u006fdel":"n"}"#, "duplicate_parameter", Some("model")),
+            (r#"{"model":"m","Model":"n"}"#, "invalid_value", Some("model")),
+            (r#"{"model":"m","STREAM":true}"#, "invalid_value", Some("stream")),
+            (r#"{"model":"m","\u017ftream":true}"#, "invalid_value", Some("stream")),
+            (r#"{"model":"m","max_To\u212aens":1}"#, "invalid_value", Some("max_tokens")),
+            (r#"{"model":"m","N":9}"#, "invalid_value", Some("n")),
+            (r#"{"model":"m","Service_Tier":"priority"}"#, "invalid_value", Some("service_tier")),
+            (
+                r#"{"model":"m","stream_options":{"Include_usage":false}}"#,
+                "invalid_value",
+                Some("stream_options.include_usage"),
+            ),
             (r#"{"model":"m","stream":true,"stream":true}"#, "duplicate_parameter", Some("stream")),
             (r#"{"model":"m","messages":[],"messages":[]}"#, "duplicate_parameter", Some("messages")),
         ] {
@@ -503,7 +535,7 @@ mod tests {
             pad in space(),
             options in prop_oneof![Just(None), Just(Some("{}")), Just(Some("null")), Just(Some("{\"a\":1}"))],
         ) {
-            let known = |(name, _): &(String, String)| !["\"model\"", "\"stream\"", "\"messages\""].contains(&name.as_str());
+            let known = |(name, _): &(String, String)| !["\"model\"", "\"stream\"", "\"messages\"", "\"n\""].contains(&name.as_str());
             let mut members: Vec<_> = before.into_iter().filter(known).collect();
             members.push(("\"model\"".into(), "\"MODEL\"".into()));
             if let Some(options) = options {

@@ -186,6 +186,7 @@ impl LlmSurface {
             before = known.ok_or_else(|| stored::no_previous(id))?.tokens;
         }
         let output = request.most_output(model.max_output)?;
+        self::refused::unless_bounded(&request, admitted, name, &routes)?;
         let input = request.most_input().saturating_add(before);
         let most = Most { input, output: output.unwrap_or_default() };
         let (guard, standing) = match self.admit(&request, admitted, name, &routes, most, key).await? {

@@ -1,8 +1,10 @@
+use std::sync::Arc;
+
 use axum::response::Response;
 use http::{HeaderValue, StatusCode, header};
-use obol_llm::{Api, LlmError};
+use obol_llm::{Api, Endpoint, LlmError, LlmRequest, Route};
 use obol_meter::Denied;
-use obol_model::{Kind, NanoUsd};
+use obol_model::{Kind, ModelName, NanoUsd};
 
 use super::limited::Limited;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
@@ -99,4 +101,24 @@ impl From<LlmError> for Refused {
             ..Self::new(e.kind(), e.code(), e.to_string())
         }
     }
+}
+
+/// Refuses what may cost more than anything that is set aside for it, where a budget is to hold. A target that costs
+/// nothing may be asked for it; one that a fallback may reach counts as well.
+pub(super) fn unless_bounded(
+    request: &LlmRequest,
+    admitted: &Admitted,
+    model: &ModelName,
+    routes: &[Arc<Route>],
+) -> Result<(), Refused> {
+    let Some(member) = request.unbounded() else { return Ok(()) };
+    let is_free = request.endpoint() == Endpoint::CountTokens
+        || routes.iter().all(|route| route.target.price.is_free());
+    if is_free || toll::terms(admitted, Some(model), NanoUsd::ZERO, 0).lines.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "`{member}` cannot be used as it is here while a budget applies: what it costs cannot be bounded before it is used"
+    );
+    Err(Refused::new(Kind::InvalidRequest, "unsupported_parameter", message).about(member))
 }

@@ -2,18 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::LazyLock;
 
-use memchr::memmem::Finder;
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::outside::folded;
 use super::{MAX_COMPLETION_TOKENS, MAX_OUTPUT_TOKENS, MAX_TOKENS, OutputLimit, StreamOptions};
 use crate::endpoint::Endpoint;
 use crate::error::LlmError;
-use crate::json;
-
-static FILE_ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""file_id""#));
 
 pub(super) fn read_model(text: &str, raw: Option<&RawValue>) -> Result<(String, Range<usize>), LlmError> {
     let raw = raw.ok_or_else(|| missing("model", "name the model to use"))?;
@@ -33,6 +29,9 @@ pub(super) fn read_stream_options(text: &str, raw: Option<&RawValue>) -> Result<
     }
     let options: Options<'_> =
         serde_json::from_str(raw.get()).map_err(|_| wrong_type("stream_options", "an object"))?;
+    if options.odd {
+        return Err(odd_case("stream_options.include_usage"));
+    }
     if options.twice {
         return Err(duplicate("stream_options.include_usage"));
     }
@@ -92,6 +91,13 @@ pub(super) fn duplicate(param: &'static str) -> LlmError {
     LlmError::invalid("duplicate_parameter", Some(param), format!("`{param}` stands there twice"))
 }
 
+/// Some servers have no regard to case: they would read it, past the policies and the price of what it says.
+pub(super) fn odd_case(param: &'static str) -> LlmError {
+    let message =
+        format!("`{param}` stands there with letters of another case; write it as it is written here");
+    LlmError::invalid("invalid_value", Some(param), message)
+}
+
 /// Where in `text` a value stands that was read from it without a copy.
 pub(super) fn place(text: &str, raw: &RawValue) -> Range<usize> {
     let start = raw.get().as_ptr().addr() - text.as_ptr().addr();
@@ -116,8 +122,24 @@ pub(super) enum Name {
     Background,
     Conversation,
     Prompt,
+    /// The name of a member that something here reads, but for its case.
+    OddCase(&'static str),
     Other,
 }
+
+/// Members that are read for what a request names outside of itself.
+const FURTHER: [&str; 10] = [
+    "audio",
+    "cache_control",
+    "container",
+    "functions",
+    "inference_geo",
+    "mcp_servers",
+    "service_tier",
+    "speed",
+    "tools",
+    "web_search_options",
+];
 
 impl Name {
     pub(super) fn name(self) -> &'static str {
@@ -137,6 +159,7 @@ impl Name {
             Self::Background => "background",
             Self::Conversation => "conversation",
             Self::Prompt => "prompt",
+            Self::OddCase(name) => name,
             Self::Other => "",
         }
     }
@@ -168,7 +191,16 @@ impl<'de> Deserialize<'de> for Name {
                     Name::Conversation,
                     Name::Prompt,
                 ];
-                Ok(known.into_iter().find(|k| k.name() == name).unwrap_or(Name::Other))
+                if let Some(known) = known.into_iter().find(|k| k.name() == name) {
+                    return Ok(known);
+                }
+                // The longest has less, and a name may be as long as the body.
+                if name.len() > 64 || FURTHER.contains(&name) {
+                    return Ok(Name::Other);
+                }
+                let folded = folded(name);
+                let mut names = known.into_iter().map(Name::name).chain(FURTHER);
+                Ok(names.find(|known| *known == folded).map_or(Name::Other, Name::OddCase))
             }
         }
         d.deserialize_str(NameVisitor)
@@ -192,6 +224,7 @@ pub(super) struct Members<'a> {
     pub(super) conversation: Option<&'a RawValue>,
     pub(super) prompt: Option<&'a RawValue>,
     pub(super) twice: Option<Name>,
+    pub(super) odd_case: Option<&'static str>,
 }
 
 impl Members<'_> {
@@ -223,30 +256,27 @@ impl Members<'_> {
         Ok(output)
     }
 
-    /// What the provider keeps under our account for all callers, and nothing here tells whose it is.
-    pub(super) fn refuse_what_is_kept_elsewhere(&self, body: &[u8]) -> Result<(), LlmError> {
+    /// Members of the responses dialect that name what the provider keeps under our account for all callers, and what goes
+    /// on when nobody waits for it.
+    pub(super) fn refuse_what_is_kept_elsewhere(&self) -> Result<(), LlmError> {
         let is_set = |raw: Option<&RawValue>| raw.is_some_and(|raw| !matches!(raw.get(), "null" | "false"));
-        let refused = if is_set(self.background) {
-            Some(("background", "what it costs cannot be told when it is asked for"))
+        if is_set(self.background) {
+            Err(unusable("background", "what it costs cannot be told when it is asked for"))
         } else if is_set(self.conversation) {
-            Some(("conversation", "conversations of a provider are not told apart by caller here"))
+            Err(unusable("conversation", NOT_TOLD_APART))
         } else if is_set(self.prompt) {
-            Some(("prompt", "prompts of a provider are not told apart by caller here"))
+            Err(unusable("prompt", NOT_TOLD_APART))
         } else {
-            // Not a schema that has a property of that name.
-            json::members(body, &FILE_ID).any(|value| value.starts_with(b"\"")).then_some((
-                "file_id",
-                "files of a provider are not told apart by caller here; send the data itself",
-            ))
-        };
-        match refused {
-            Some((name, why)) => {
-                let message = format!("`{name}` cannot be used: {why}");
-                Err(LlmError::invalid("unsupported_parameter", Some(name), message))
-            }
-            None => Ok(()),
+            Ok(())
         }
     }
+}
+
+pub(super) const NOT_TOLD_APART: &str =
+    "what a provider keeps is not told apart by caller here; send the content itself";
+
+pub(super) fn unusable(param: &'static str, why: &str) -> LlmError {
+    LlmError::invalid("unsupported_parameter", Some(param), format!("`{param}` cannot be used: {why}"))
 }
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -275,7 +305,10 @@ impl<'de> Deserialize<'de> for Members<'de> {
                         Name::Background => &mut members.background,
                         Name::Conversation => &mut members.conversation,
                         Name::Prompt => &mut members.prompt,
-                        Name::IncludeUsage | Name::Other => {
+                        Name::IncludeUsage | Name::OddCase(_) | Name::Other => {
+                            if let Name::OddCase(name) = name {
+                                members.odd_case = Some(name);
+                            }
                             map.next_value::<IgnoredAny>()?;
                             continue;
                         }
@@ -296,6 +329,7 @@ pub(super) struct Options<'a> {
     pub(super) include_usage: Option<&'a RawValue>,
     pub(super) has_members: bool,
     pub(super) twice: bool,
+    pub(super) odd: bool,
 }
 
 impl<'de> Deserialize<'de> for Options<'de> {
@@ -310,6 +344,7 @@ impl<'de> Deserialize<'de> for Options<'de> {
                 let mut options = Options::default();
                 while let Some(name) = map.next_key::<Name>()? {
                     options.has_members = true;
+                    options.odd |= name == Name::OddCase(Name::IncludeUsage.name());
                     let value: &'de RawValue = map.next_value()?;
                     if name == Name::IncludeUsage && options.include_usage.replace(value).is_some() {
                         options.twice = true;
