@@ -158,6 +158,16 @@ fn what_has_no_bound_is_told_by_its_member() {
         (ChatCompletions, part(r#"{"type":"video_url","video_url":{"url":"https://x"}}"#), Some("video_url")),
         (ChatCompletions, file(r#""url":"https://x""#), Some("file")),
         (ChatCompletions, file(r#""file_data":"https\u003a\/\/x""#), Some("file_data")),
+        (
+            ChatCompletions,
+            file(&format!(r#""file_data":"{}https://x""#, " ".repeat(2_000))),
+            Some("file_data"),
+        ),
+        (
+            Responses,
+            item(r#"{"content":[{"type":"input_file","file_url":{"url":"https://x"}}]}"#),
+            Some("file_url"),
+        ),
         (ChatCompletions, file(&format!(r#""file_data":"{long}""#)), None),
         (ChatCompletions, file(r#""file_data":"JVBERi0\/""#), None),
     ] {

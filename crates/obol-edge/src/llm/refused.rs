@@ -4,7 +4,7 @@ use axum::response::Response;
 use http::{HeaderValue, StatusCode, header};
 use obol_llm::{Api, Endpoint, LlmError, LlmRequest, Route};
 use obol_meter::Denied;
-use obol_model::{Kind, ModelName, NanoUsd};
+use obol_model::{Kind, ModelName, NanoUsd, TokenPrice};
 
 use super::limited::Limited;
 use crate::failure::{self, RETRY_AFTER_S, Refusal};
@@ -111,14 +111,65 @@ pub(super) fn unless_bounded(
     model: &ModelName,
     routes: &[Arc<Route>],
 ) -> Result<(), Refused> {
-    let Some(member) = request.unbounded() else { return Ok(()) };
-    let is_free = request.endpoint() == Endpoint::CountTokens
-        || routes.iter().all(|route| route.target.price.is_free());
-    if is_free || toll::terms(admitted, Some(model), NanoUsd::ZERO, 0).lines.is_empty() {
-        return Ok(());
-    }
+    let prices = routes.iter().map(|route| &route.target.price);
+    let budgets = || !toll::terms(admitted, Some(model), NanoUsd::ZERO, 0).lines.is_empty();
+    unbounded(request, prices, budgets).map_or(Ok(()), |member| Err(without_bound(member)))
+}
+
+/// The member that a call may not have at these prices, if there are budgets.
+fn unbounded<'a>(
+    request: &LlmRequest,
+    mut prices: impl Iterator<Item = &'a TokenPrice>,
+    budgets: impl FnOnce() -> bool,
+) -> Option<&'static str> {
+    let member = request.unbounded()?;
+    // To count costs nothing.
+    let costs = request.endpoint() != Endpoint::CountTokens && prices.any(|price| !price.is_free());
+    (costs && budgets()).then_some(member)
+}
+
+fn without_bound(member: &str) -> Refused {
     let message = format!(
         "`{member}` cannot be used as it is here while a budget applies: what it costs cannot be bounded before it is used"
     );
-    Err(Refused::new(Kind::InvalidRequest, "unsupported_parameter", message).about(member))
+    Refused::new(Kind::InvalidRequest, "unsupported_parameter", message).about(member)
+}
+
+#[cfg(test)]
+mod tests {
+    use obol_model::PerMillion;
+
+    use super::*;
+
+    #[test]
+    fn what_has_no_bound_is_refused_where_a_budget_is_to_hold() {
+        let request = |endpoint, member: &str| {
+            let body = format!(r#"{{"model":"m","max_tokens":5,{member}}}"#);
+            LlmRequest::parse(endpoint, body.into()).unwrap()
+        };
+        let search = r#""tools":[{"type":"web_search_20250305"}]"#;
+        let (free, dear) =
+            (TokenPrice::default(), TokenPrice { per_call: NanoUsd::new(1), ..TokenPrice::default() });
+        let cents: PerMillion = serde_json::from_str("10000000").unwrap();
+        let metered = TokenPrice::flat(cents, cents);
+        for (endpoint, member, prices, budgets, expected) in [
+            (Endpoint::Messages, search, [&dear, &dear], true, Some("tools")),
+            (Endpoint::Messages, search, [&metered, &free], true, Some("tools")),
+            // A fallback may be reached.
+            (Endpoint::Messages, search, [&free, &dear], true, Some("tools")),
+            (Endpoint::Messages, search, [&free, &free], true, None),
+            (Endpoint::Messages, search, [&dear, &dear], false, None),
+            (Endpoint::CountTokens, search, [&dear, &dear], true, None),
+            (Endpoint::Messages, r#""tools":[{"type":"custom"}]"#, [&dear, &dear], true, None),
+        ] {
+            let got = unbounded(&request(endpoint, member), prices.into_iter(), || budgets);
+            assert_eq!(got, expected, "{endpoint:?} {member} {prices:?} {budgets}");
+        }
+        let refused = without_bound("tools");
+        assert_eq!(
+            (refused.kind, refused.code, refused.param.as_deref()),
+            (Kind::InvalidRequest, "unsupported_parameter", Some("tools"))
+        );
+        assert_eq!(refused.respond(Api::OpenAi).status(), StatusCode::BAD_REQUEST);
+    }
 }

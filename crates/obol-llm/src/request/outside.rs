@@ -222,7 +222,8 @@ impl Walk {
                     top.found.kept = top.found.kept.or(Some(member.text()));
                 }
                 Member::Type if !top.is_array => {
-                    let kind = Kind::find(|known| unescaped(raw) == known);
+                    let text = unescaped(raw);
+                    let kind = Kind::find(|known| text == known);
                     top.says = match top.says {
                         Says::Nothing => Says::One(kind),
                         Says::One(same) if same == kind => top.says,
@@ -232,7 +233,7 @@ impl Walk {
                 Member::FileUrl => unbounded = true,
                 Member::VideoUrl | Member::AudioUrl | Member::FileData => unbounded = is_address(raw),
                 Member::Url if is_address(raw) => {
-                    if let Member::File | Member::VideoUrl | Member::AudioUrl = top.name {
+                    if let Member::File | Member::FileUrl | Member::VideoUrl | Member::AudioUrl = top.name {
                         top.found.unbounded = top.found.unbounded.or(Some(top.name.text()));
                     }
                 }
@@ -350,10 +351,11 @@ fn unescaped(raw: &[u8]) -> Cow<'_, str> {
     serde_json::from_str::<String>(&format!("\"{text}\"")).map_or(text, Cow::Owned)
 }
 
-/// Whether it is an address, not the data itself. There is no colon in base64.
+/// Whether it is an address, or may be taken for one, and not the data itself.
 fn is_address(raw: &[u8]) -> bool {
     /// The data may be megabytes; what it is stands at its beginning.
     const BEGINNING: usize = 1024;
     let text = unescaped(json::beginning(raw, BEGINNING));
-    text.contains(':') && !text.trim_start().get(..5).is_some_and(|start| start.eq_ignore_ascii_case("data:"))
+    let is_base64 = |c: char| c.is_ascii_alphanumeric() || "+/-_=\r\n".contains(c);
+    !text.chars().all(is_base64) && !text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("data:"))
 }
