@@ -17,7 +17,7 @@ use crate::request::LlmRequest;
 use crate::stream::{Cut, Relay, StreamLimits, Translator};
 use crate::translate::{
     AnswerError, ChatToMessagesStream, MessagesReading, MessagesToChatStream, ToChat, ToMessages, TokenLimit,
-    Translated, chat_to_messages, completion_to_message, error_to_chat, error_to_messages,
+    Translated, chat_to_messages, completion_to_message, error_to_chat, error_to_messages, has_error_object,
     message_to_completion, messages_to_chat,
 };
 use crate::upstream::{self, Upstream};
@@ -303,7 +303,7 @@ impl Call<'_> {
     fn refused(&self, status: StatusCode, bytes: Bytes) -> Reply {
         let api = self.request.endpoint().api();
         let tells = self.upstream.route.credential().is_some_and(|credential| credential.is_in(&bytes));
-        let bytes = if is_for_the_caller(status) && is_object(&bytes) && !tells {
+        let bytes = if is_for_the_caller(status) && has_error_object(&bytes) && !tells {
             match (self.upstream.route.api(), api) {
                 (Api::OpenAi, Api::Anthropic) => error_to_messages(Some(status), &bytes),
                 (Api::Anthropic, Api::OpenAi) => error_to_chat(Some(status), &bytes),

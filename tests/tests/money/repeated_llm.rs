@@ -281,7 +281,9 @@ async fn a_request_is_made_again_only_if_it_certainly_was_not() {
         two.llm.reply(ask.says());
         is_answer(ask, &two.again(1, &key, ask).await, false);
         is_answer(ask, &two.again(0, &key, ask).await, true);
-        cost += ask.cost;
+        // One that succeeds where the others fail: a target that failed five times in a row is left alone.
+        is_answer(ask, &two.ask(0, &format!("well-{n}"), ask).await, false);
+        cost += 2 * ask.cost;
 
         // The client left when the provider had begun.
         let (key, before) = (format!("left-{n}"), two.llm.calls());
@@ -296,7 +298,7 @@ async fn a_request_is_made_again_only_if_it_certainly_was_not() {
         assert_eq!(two.llm.calls() - before, 1, "{ask:?}");
         two.llm.release();
     }
-    two.settled(ASKS.len(), cost).await;
+    two.settled(2 * ASKS.len(), cost).await;
 }
 
 /// More than a mebibyte of a stream, or of an answer, is relayed and not remembered.
