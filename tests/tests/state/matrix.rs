@@ -94,6 +94,9 @@ impl Route {
 
 const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
 const CHAT: &str = r#"{"model":"small","messages":[{"role":"user","content":"hi"}]}"#;
+const MESSAGES: &str = r#"{"model":"small","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}"#;
+/// There is no such model for anybody.
+const NOWHERE: &str = r#"{"model":"nowhere","input":"hi"}"#;
 const RELOAD: &str = r#"{"workspace_id":"acme"}"#;
 
 /// `key` is the hash of a key that control knows.
@@ -105,6 +108,7 @@ fn routes(key: &str) -> Vec<Route> {
         Route { registered: (file, source), on, method, path, body: None, door, ok, foreign: ok }
     };
     let client = |source, request, ok| route("gateway.rs", source, Public, request, Door::Client, ok);
+    let llm = |source, request, ok| route("llm/mod.rs", source, Public, request, Door::Client, ok);
     let open = |file, source, on, request, ok| route(file, source, on, request, Door::Open, ok);
     let operator = |source, request, ok| route("admin.rs", source, Admin, request, Door::Operator, ok);
     let control = |source, request| route("control_api.rs", source, On::Control, request, Door::Control, 200);
@@ -117,10 +121,17 @@ fn routes(key: &str) -> Vec<Route> {
         client(r#""/mcp/""#, "POST /mcp/", 200).body(INITIALIZE),
         client(r#""/mcp/{connection}""#, "POST /mcp/fake", 200).body(INITIALIZE).foreign(404),
         client(r#""/mcp/{connection}/""#, "POST /mcp/fake/", 200).body(INITIALIZE).foreign(404),
-        client(r#""/v1/chat/completions""#, "POST /v1/chat/completions", 200).body(CHAT).foreign(404),
-        client(r#""/v1/models""#, "GET /v1/models", 200),
-        client(r#""/v1/models/{*model}""#, "GET /v1/models/small", 200).foreign(404),
-        client(r#""/v1/{*rest}""#, "POST /v1/files", 404).body("{}"),
+        llm(r#""/v1/chat/completions""#, "POST /v1/chat/completions", 200).body(CHAT).foreign(404),
+        llm(r#""/v1/messages""#, "POST /v1/messages", 200).body(MESSAGES).foreign(404),
+        llm(r#""/v1/messages/count_tokens""#, "POST /v1/messages/count_tokens", 200).body(CHAT).foreign(404),
+        llm(r#""/v1/responses""#, "POST /v1/responses", 404).body(NOWHERE),
+        llm(r#""/v1/responses/{id}""#, "GET /v1/responses/resp_1", 404),
+        llm(r#""/v1/responses/{id}""#, "DELETE /v1/responses/resp_1", 404),
+        llm(r#""/v1/responses/{id}/input_items""#, "GET /v1/responses/resp_1/input_items", 404),
+        llm(r#""/v1/embeddings""#, "POST /v1/embeddings", 404).body(NOWHERE),
+        llm(r#""/v1/models""#, "GET /v1/models", 200),
+        llm(r#""/v1/models/{*model}""#, "GET /v1/models/small", 200).foreign(404),
+        llm(r#""/v1/{*rest}""#, "POST /v1/files", 404).body("{}"),
         open("metadata.rs", "ROOT", Public, &format!("GET {resource}"), 404),
         open("metadata.rs", r#"&format!("{ROOT}/")"#, Public, &format!("GET {resource}/"), 404),
         open("metadata.rs", r#"&format!("{ROOT}/{{*path}}")"#, Public, &format!("GET {resource}/mcp"), 404),
