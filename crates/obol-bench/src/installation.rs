@@ -209,9 +209,8 @@ impl Memory {
         let line = process.try_wait_for_line(START, |line| line.starts_with(PUBLIC)).await?;
         let addr = line.trim_start_matches(PUBLIC).parse();
         let addr = addr.map_err(|_| Failure::new(format!("`{line}` names no address")))?;
-        let said = process.try_wait_for_line(START, |line| line.contains("obol_")).await?;
-        let is_inside = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        let key = said.split(|c| !is_inside(c)).find(|word| word.starts_with("obol_"));
+        let said = process.try_wait_for_line(START, |line| line.trim_start().starts_with("key ")).await?;
+        let key = said.split_whitespace().find(|word| word.starts_with("obol_"));
         let key = key.ok_or_else(|| Failure::new("`obol dev` names no key"))?.to_owned();
         Ok(Self { process, addr, key, _files: files })
     }
