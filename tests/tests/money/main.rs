@@ -11,6 +11,7 @@
 )]
 
 mod binding;
+mod bounds;
 mod budgets;
 mod changes;
 mod crashes;

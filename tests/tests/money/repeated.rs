@@ -2,14 +2,13 @@
 
 use futures::future::join_all;
 use obol_testkit::eventually;
-use obol_testkit::fake_llm::{Raw, Reply as Says};
 use obol_testkit::fake_mcp::Stall;
 use obol_tests::SOON;
-use obol_tests::client::{Events, Mcp, Reply, http, message};
+use obol_tests::client::{Mcp, Reply, message};
 use obol_tests::world::World;
 use serde_json::Value;
 
-use super::{counters, total};
+use super::counters;
 
 const BUDGET: &str = "budgets:
   - { scope: workspace, window: month, limit_usd: 1000 }
@@ -224,118 +223,4 @@ async fn calls_of_a_batch_have_keys_of_their_own() {
     .await;
     assert_eq!(replayed.json()[0]["id"], 3);
     assert_eq!(world.mcp.calls("echo"), 2);
-}
-
-const PLAIN: &str = r#"{"model":"small","messages":[{"role":"user","content":"one two three"}]}"#;
-const STREAM: &str =
-    r#"{"model":"small","stream":true,"messages":[{"role":"user","content":"one two three"}]}"#;
-
-/// A completion under an idempotency key, on a replica.
-async fn complete(world: &World, replica: usize, key: &str, body: &'static str) -> Reply {
-    let url = format!("{}/v1/chat/completions", world.cluster.public_url(replica));
-    Reply::of(http().post(url).bearer_auth(&world.key).header("idempotency-key", key).body(body)).await
-}
-
-/// As [`complete`], until what was answered before is with the ledger.
-async fn complete_again(world: &World, replica: usize, key: &str, body: &'static str) -> Reply {
-    eventually(SOON, || async {
-        let reply = complete(world, replica, key, body).await;
-        (!reply.text().contains("idempotency_in_flight")).then_some(reply)
-    })
-    .await
-}
-
-/// The status, the code, and what an SDK is told of trying again.
-fn refused(reply: &Reply) -> (u16, String, String) {
-    let code = reply.json()["error"]["code"].as_str().unwrap_or_default().to_owned();
-    let again = format!("{}{}", reply.header("retry-after"), reply.header("x-should-retry"));
-    (reply.status, code, again)
-}
-
-#[tokio::test]
-async fn a_completion_that_is_sent_again_is_made_once() {
-    let world = World::with(2, BUDGET, |builder| builder).await;
-    // Two samples of one prompt are two completions.
-    for _ in 0..2 {
-        assert_eq!(world.chat(PLAIN).await.status, 200);
-    }
-    assert_eq!(world.llm.calls(), 2);
-
-    for (key, body) in [("plain", PLAIN), ("stream", STREAM)] {
-        let before = world.llm.calls();
-        let first = complete(&world, 0, key, body).await;
-        assert_eq!((first.status, first.header("idempotent-replayed")), (200, ""), "{first:?}");
-        for replica in [1, 0] {
-            let again = complete_again(&world, replica, key, body).await;
-            assert_eq!((again.status, again.header("idempotent-replayed")), (200, "true"), "{again:?}");
-            assert_eq!(again.text(), first.text());
-            assert_eq!(again.header("content-type"), first.header("content-type"));
-        }
-        assert_eq!(world.llm.calls(), before + 1);
-    }
-    let other = complete(&world, 1, "plain", STREAM).await;
-    assert_eq!(refused(&other), (422, "idempotency_key_reused".into(), "false".into()));
-    assert_eq!(complete(&world, 1, "a b", PLAIN).await.status, 400);
-    let stranger = world.cluster.new_key("acme", &[]).await;
-    let url = format!("{}/v1/chat/completions", world.cluster.public_url(1));
-    let request = http().post(url).bearer_auth(&stranger).header("idempotency-key", "plain").body(STREAM);
-    assert_eq!(Reply::of(request).await.header("idempotent-replayed"), "");
-    assert_eq!(world.llm.calls(), 5);
-
-    let events = eventually(SOON, || async { Some(world.usage().await).filter(|all| all.len() >= 5) }).await;
-    assert_eq!(events.len(), 5, "one for each that was made");
-    for (counter, spent) in counters(&world.cluster).await {
-        assert_eq!(spent, (total(&events), 0), "{counter}");
-    }
-}
-
-#[tokio::test]
-async fn of_completions_at_once_one_is_made() {
-    let world = World::with(2, BUDGET, |builder| builder).await;
-    world.llm.reply(Says::Stall);
-    let calls = join_all((0..16).map(|n| complete(&world, n % 2, "k", PLAIN)));
-    let release = async {
-        world.llm.wait_for_calls(1).await;
-        let in_flight = refused(&complete(&world, 1, "k", PLAIN).await);
-        assert_eq!(in_flight, (409, "idempotency_in_flight".into(), "1".into()));
-        world.llm.release();
-    };
-    let (replies, ()) = tokio::join!(calls, release);
-    let made =
-        replies.iter().filter(|reply| reply.status == 200 && reply.header("idempotent-replayed").is_empty());
-    assert_eq!((made.count(), world.llm.calls()), (1, 1));
-    assert!(replies.iter().all(|reply| [200, 409].contains(&reply.status)), "{replies:?}");
-}
-
-/// What the provider refused may be sent again; what was cut may have been worked on.
-#[tokio::test]
-async fn a_completion_is_made_again_only_if_it_certainly_was_not() {
-    let world = World::with(2, BUDGET, |builder| builder).await;
-    for status in [400, 429, 503] {
-        world.llm.reply(Says::status(status));
-        let key = format!("refused-{status}");
-        let first = complete(&world, 0, &key, PLAIN).await;
-        assert!(first.status >= 400, "{first:?}");
-        world.llm.reply(Says::Echo);
-        let again = complete_again(&world, 1, &key, PLAIN).await;
-        assert_eq!((again.status, again.header("idempotent-replayed")), (200, ""), "{status}: {again:?}");
-    }
-    let chunk = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"some words\"},\"finish_reason\":null}]}\n\n";
-    world.llm.reply(Says::Raw(Raw::events([chunk]).wait_for_release()));
-    let begin = async |key| {
-        let url = format!("{}/v1/chat/completions", world.cluster.public_url(0));
-        let request = http().post(url).bearer_auth(&world.key).header("idempotency-key", key).body(STREAM);
-        let mut events = Events::of(request.send().await.unwrap());
-        assert!(events.next(SOON).await.unwrap().contains("some words"));
-        events
-    };
-    drop(begin("left").await);
-    world.llm.reply(Says::Raw(Raw::events([chunk]).wait_for_release().cut()));
-    let mut events = begin("cut").await;
-    world.llm.release();
-    while events.next(SOON).await.is_some() {}
-    for key in ["left", "cut"] {
-        let unknown = refused(&complete_again(&world, 1, key, STREAM).await);
-        assert_eq!(unknown, (409, "idempotency_outcome_unknown".into(), "false".into()), "{key}");
-    }
 }
